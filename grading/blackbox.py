@@ -1,0 +1,149 @@
+"""Hidden checks: they run in the grader's trusted process, and the student's process only maps inputs to outputs.
+
+Arguments travel as .npz in base64, results come back the same way behind a nonce made for that call, and nothing is
+unpickled. Comparing happens here, so an answer with an `__eq__` that is always true, or one that switches asserts off,
+gains nothing.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import inspect
+import io
+import json
+import re
+import secrets
+import textwrap
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from labkit.checks import Failed, require
+
+__all__ = ["Failed", "Remote", "Verdict", "find_mark", "hidden_check", "require", "run_hidden"]
+
+MARK = re.compile(r"^\s*# blackbox: (\w+):(\w+)\s*$", re.MULTILINE)
+
+# Runs in the student's process. Names start with _bb_ so that they do not meet the student's.
+SNIPPET = """
+import base64 as _bb_b64, io as _bb_io, json as _bb_json, numpy as _bb_np
+def _bb_out(x):
+    return x.detach().cpu().numpy() if hasattr(x, "detach") else x
+def _bb_unpack(p):
+    z = _bb_np.load(_bb_io.BytesIO(_bb_b64.b64decode(p)), allow_pickle=False)
+    return [z[f"a{{i}}"] if k == "nd" else _bb_json.loads(str(z[f"a{{i}}"])) for i, k in enumerate(_bb_json.loads(str(z["kinds"])))]
+def _bb_pack(r):
+    r = [_bb_out(x) for x in r] if isinstance(r, tuple) else [_bb_out(r)]
+    o, k = {{}}, []
+    for i, x in enumerate(r):
+        nd = isinstance(x, _bb_np.ndarray)
+        k.append("nd" if nd else "js")
+        o[f"a{{i}}"] = x if nd else _bb_np.array(_bb_json.dumps(x))
+    b = _bb_io.BytesIO()
+    _bb_np.savez(b, kinds=_bb_np.array(_bb_json.dumps(k)), **o)
+    return _bb_b64.b64encode(b.getvalue()).decode()
+{driver}
+_bb_line = "{nonce}" + _bb_pack({function}(*_bb_unpack("{payload}")))
+print("\\n" + _bb_line)
+"""
+
+
+class StudentError(Failed):
+    """The student's code raised, or gave nothing that could be read."""
+
+
+class Remote:
+    """Calls functions in the student's process.
+
+    execute(source) runs source there and gives (stdout, error line or ""). `wall` is the time of the last call in
+    seconds on the grader's clock, an upper bound for what the call took.
+    """
+
+    def __init__(self, execute: Callable[[str], tuple[str, str]]):
+        self._execute = execute
+        self.wall = 0.0
+
+    def call(self, function: str | Callable, *arguments: Any) -> Any:
+        """Call a function of the notebook by name, or send a driver: a function whose source runs there.
+
+        Arguments and results are numpy arrays or JSON values; a tuple result comes back as a tuple. A driver may use
+        the notebook's names. Raises StudentError when the call fails.
+        """
+        name, driver = (function, "") if isinstance(function, str) else (function.__name__, _source(function))
+        nonce = secrets.token_hex(16)
+        source = SNIPPET.format(driver=driver, function=name, payload=_pack(arguments), nonce=nonce)
+        start = time.perf_counter()
+        text, error = self._execute(source)
+        self.wall = time.perf_counter() - start
+        if error:
+            raise StudentError(f"{name} raised {error}")
+        line = next((line for line in reversed(text.splitlines()) if line.startswith(nonce)), None)
+        if line is None:
+            raise StudentError(f"{name}: no result came back")
+        try:
+            values = _unpack(line[len(nonce) :])
+        except Exception as broken:
+            raise StudentError(f"{name}: the result could not be read ({type(broken).__name__})") from None
+        return values[0] if len(values) == 1 else tuple(values)
+
+
+def _source(function: Callable) -> str:
+    return textwrap.dedent(inspect.getsource(function))
+
+
+def _pack(values: tuple) -> str:
+    arrays = {f"a{i}": v if isinstance(v, np.ndarray) else np.array(json.dumps(v)) for i, v in enumerate(values)}
+    kinds = np.array(json.dumps(["nd" if isinstance(v, np.ndarray) else "js" for v in values]))
+    buffer = io.BytesIO()
+    np.savez(buffer, kinds=kinds, **arrays)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def _unpack(text: str) -> list:
+    arrays = np.load(io.BytesIO(base64.b64decode(text)), allow_pickle=False)
+    kinds = json.loads(str(arrays["kinds"]))
+    return [arrays[f"a{i}"] if k == "nd" else json.loads(str(arrays[f"a{i}"])) for i, k in enumerate(kinds)]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Fraction of a hidden cell's points, 0 to 1, and why it is not 1. The message is for the instructor alone."""
+
+    fraction: float
+    message: str = ""
+
+
+CHECKS: dict[tuple[str, str], list[Callable[[Remote], None]]] = {}
+
+
+def hidden_check(lab: str, question: str) -> Callable:
+    """Decorator: one hidden check of a question. Its checks weigh the same; each raises Failed or passes."""
+
+    def add(function: Callable[[Remote], None]) -> Callable[[Remote], None]:
+        CHECKS.setdefault((lab, question), []).append(function)
+        return function
+
+    return add
+
+
+def find_mark(source: str) -> tuple[str, str] | None:
+    """(lab, question) of the `# blackbox:` line in a cell, or None."""
+    found = MARK.search(source)
+    return (found[1], found[2]) if found else None
+
+
+def run_hidden(lab: str, question: str, remote: Remote) -> Verdict:
+    """Run a question's hidden checks. Trouble in one costs that one; KeyError if the question has none."""
+    importlib.import_module(f"grading.hidden.{lab}")
+    checks = CHECKS[(lab, question)]
+    messages = []
+    for check in checks:
+        try:
+            check(remote)
+        except Exception as error:  # whatever the student's values did to the comparison counts against them alone
+            messages.append(str(error) if isinstance(error, Failed) else f"{type(error).__name__}: {error}")
+    return Verdict(1 - len(messages) / len(checks), "; ".join(messages))
