@@ -1,0 +1,112 @@
+"""The child's side: runs each call from its source, under a counter of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import linecache
+import sys
+import traceback
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from labkit import triton_internals
+from labkit.meter.count import Counter
+
+FILE = "<standalone>"
+
+
+def run_calls(sources: list[tuple[str, str]], arguments: list[tuple[tuple, dict]], shuffle: int | None) -> bytes:
+    """In the child: run each call under a counter of its own and pack what became of it."""
+    torch.set_num_threads(1)  # OpenMP's pool does not survive a fork
+    counter = _Relay()
+    random = np.random.default_rng(shuffle)
+    triton_internals.observe(counter, random.permutation if shuffle is not None else None)
+    parts = []
+    for (source, name), (args, kwargs) in zip(sources, arguments, strict=True):
+        counter.current = Counter()
+        parts.append(_run(source, name, args, kwargs, counter.current))
+    return pack(parts)
+
+
+class _Relay:
+    """The recorder that Triton's interpreter is given once; the counter behind it changes with each call."""
+
+    current: Counter
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.current, name)
+
+
+def _run(source: str, name: str, args: tuple, kwargs: dict, counter: Counter) -> dict[str, Any]:
+    said = io.StringIO()
+    part: dict[str, Any] = {"error": None, "count": None, "storages": []}
+    try:
+        with contextlib.redirect_stdout(said):
+            result = _module(source)[name](*args, **kwargs)
+        part["count"] = counter.count(_on_cpu(result))
+        part["storages"] = [torch.empty(0, dtype=torch.uint8).set_(s) for s in storages((args, kwargs))]  # type: ignore[call-overload]
+    except BaseException as error:
+        part["error"] = _describe(error)
+    return part | {"said": said.getvalue()}
+
+
+def _module(source: str) -> dict[str, Any]:
+    """Run the source as a new module; linecache holds its text, where `@triton.jit` reads it."""
+    module = types.ModuleType("standalone")
+    sys.modules["standalone"] = module
+    linecache.cache[FILE] = (len(source), None, source.splitlines(keepends=True), FILE)
+    exec(compile(source, FILE, "exec"), module.__dict__)
+    return module.__dict__
+
+
+def _describe(error: BaseException) -> tuple[str, str]:
+    """(type, message with the innermost line of the measured source). Triton wraps an error once a call level."""
+    while type(error).__name__ == "InterpreterError" and error.__cause__ is not None:
+        error = error.__cause__
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == FILE and f.line]
+    where = f" (at `{frames[-1].line.strip()}`)" if frames and frames[-1].line else ""
+    return type(error).__name__, f"{error}{where}"
+
+
+def storages(value: Any) -> list[torch.UntypedStorage]:
+    """Each storage behind the tensors in nested tuples, lists and dicts once, in a fixed order."""
+    found: dict[int, torch.UntypedStorage] = {}
+    for tensor in _tensors(value):
+        storage = tensor.untyped_storage()
+        found.setdefault(storage.data_ptr() if storage.nbytes() else -len(found) - 1, storage)
+    return list(found.values())
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for element in value:
+            yield from _tensors(element)
+    elif isinstance(value, dict):
+        yield from _tensors(tuple(value.values()))
+
+
+def _on_cpu(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().clone()  # a later call may write to its storage
+    if type(value) in (tuple, list):
+        return type(value)(_on_cpu(element) for element in value)
+    return value
+
+
+def pack(value: Any) -> bytes:
+    """Any picklable value as bytes; tensors keep their strides and shared storages."""
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()
+
+
+def unpack(data: bytes) -> Any:
+    """What `pack` packed, its tensors on the CPU."""
+    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)

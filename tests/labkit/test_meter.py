@@ -1,0 +1,339 @@
+"""The meter's counts equal the counts by hand, and an access outside its tensor is named."""
+
+import math
+import os
+import time
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from labkit.meter import Call, measure, measure_many
+from labkit.triton_internals import observe
+
+LOG2E = math.log2(math.e)
+BLOCK = 32
+
+
+@triton.jit
+def copy_kernel(x_ptr, out_ptr, n, BLOCK_SIZE: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    inside = offsets < n
+    tl.store(out_ptr + offsets, tl.load(x_ptr + offsets, mask=inside), mask=inside)
+
+
+def copy(x, out):
+    copy_kernel[(triton.cdiv(x.numel(), BLOCK),)](x, out, x.numel(), BLOCK_SIZE=BLOCK)
+    return out
+
+
+@triton.jit
+def _exponential(x):
+    return tl.exp2(x * 1.4426950408889634)
+
+
+@triton.jit
+def softmax_kernel(x_ptr, out_ptr, stride_x, stride_o, columns, BLOCK_SIZE: tl.constexpr):
+    row = tl.program_id(0)
+    offsets = tl.arange(0, BLOCK_SIZE)
+    inside = offsets < columns
+    x = tl.load(x_ptr + row * stride_x + offsets, mask=inside, other=float("-inf"))
+    e = _exponential(x - tl.max(x, axis=0))
+    tl.store(out_ptr + row * stride_o + offsets, e / tl.sum(e, axis=0), mask=inside)
+
+
+def softmax(x):
+    out = torch.empty_like(x)
+    softmax_kernel[(x.shape[0],)](
+        x, out, x.stride(0), out.stride(0), x.shape[1], BLOCK_SIZE=triton.next_power_of_2(x.shape[1])
+    )
+    return out
+
+
+@triton.jit
+def matmul_kernel(a_ptr, b_ptr, c_ptr, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
+    m, n = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
+    acc = tl.zeros((BM, BN), dtype=tl.float32)
+    for start in range(0, K, BK):
+        k = start + tl.arange(0, BK)
+        a = tl.load(a_ptr + m[:, None] * K + k[None, :], mask=(m[:, None] < M) & (k[None, :] < K), other=0.0)
+        b = tl.load(b_ptr + k[:, None] * N + n[None, :], mask=(k[:, None] < K) & (n[None, :] < N), other=0.0)
+        acc = tl.dot(a, b, acc)
+    tl.store(c_ptr + m[:, None] * N + n[None, :], acc, mask=(m[:, None] < M) & (n[None, :] < N))
+
+
+def matmul(a, b):
+    (m, k), n = a.shape, b.shape[1]
+    c = torch.empty(m, n)
+    matmul_kernel[(triton.cdiv(m, 16), triton.cdiv(n, 32))](a, b, c, m, n, k, BM=16, BN=32, BK=16)
+    return c
+
+
+def test_a_copy_loads_and_stores_each_element_once_and_its_masked_tail_not_at_all():
+    x, out = torch.randn(100), torch.zeros(100)
+    count = measure(copy, x, out)
+    assert (count.bytes_loaded, count.bytes_stored, count.bytes) == (400, 400, 800)
+    assert (count.loads, count.stores, count.launches, count.programs) == (4, 4, 1, 4)
+    assert (count.dots, count.atomics, count.outside) == (0, 0, ())
+    assert count.kernels["copy_kernel"].loaded == {"x_ptr": 400}
+    assert count.kernels["copy_kernel"].stored == {"out_ptr": 400}
+
+
+def test_what_the_call_wrote_in_place_and_what_it_returned_come_back():
+    x, out = torch.randn(100), torch.zeros(100)
+    count = measure(copy, x, out)
+    assert torch.equal(out, x), "the caller's own tensor must hold the output"
+    assert torch.equal(count.result, x)
+
+
+def test_a_row_softmax_counts_each_row_once_however_wide_its_block():
+    x = torch.randn(5, 37)
+    count = measure(softmax, x)
+    assert (count.bytes_loaded, count.bytes_stored) == (5 * 37 * 4, 5 * 37 * 4)
+    assert (count.loads, count.stores, count.programs) == (5, 5, 5)
+    torch.testing.assert_close(count.result, x.softmax(-1))
+
+
+def test_a_matmul_counts_its_tiles_and_the_flops_of_padded_dots():
+    m, n, k = 40, 50, 36  # 3 x 2 programs, 3 steps of K, tails everywhere
+    a, b = torch.randn(m, k), torch.randn(k, n)
+    count = measure(matmul, a, b)
+    tally = count.kernels["matmul_kernel"]
+    assert tally.loaded == {"a_ptr": m * k * 2 * 4, "b_ptr": k * n * 3 * 4}, "A once a column tile, B once a row tile"
+    assert tally.stored == {"c_ptr": m * n * 4}
+    assert (count.loads, count.dots, count.programs) == (6 * 3 * 2, 6 * 3, 6)
+    assert count.dot_flops == 6 * 3 * 2 * 16 * 32 * 16
+    torch.testing.assert_close(count.result, a @ b)
+
+
+@triton.jit
+def descriptor_kernel(x_ptr, out_ptr, rows, columns, BM: tl.constexpr, BN: tl.constexpr):
+    source = tl.make_tensor_descriptor(x_ptr, shape=[rows, columns], strides=[columns, 1], block_shape=[BM, BN])
+    target = tl.make_tensor_descriptor(out_ptr, shape=[rows, columns], strides=[columns, 1], block_shape=[BM, BN])
+    at = [tl.program_id(0) * BM, 0]
+    target.store(at, source.load(at) * 2)
+
+
+def doubled(x):
+    out = torch.empty_like(x)
+    descriptor_kernel[(triton.cdiv(x.shape[0], 8),)](x, out, *x.shape, BM=8, BN=32)
+    return out
+
+
+def test_descriptors_count_what_lies_inside_their_shape():
+    x = torch.randn(10, 24)
+    count = measure(doubled, x)
+    assert (count.bytes_loaded, count.bytes_stored) == (960, 960)
+    assert count.kernels["descriptor_kernel"].loaded == {"x_ptr": 960}
+    assert torch.equal(count.result, x * 2)
+
+
+@triton.jit
+def block_pointer_kernel(x_ptr, out_ptr, n, BLOCK_SIZE: tl.constexpr):
+    at = tl.program_id(0) * BLOCK_SIZE
+    source = tl.make_block_ptr(x_ptr, (n,), (1,), (at,), (BLOCK_SIZE,), (0,))
+    target = tl.make_block_ptr(out_ptr, (n,), (1,), (at,), (BLOCK_SIZE,), (0,))
+    tl.store(target, tl.load(source, boundary_check=(0,)), boundary_check=(0,))
+
+
+def block_copy(x):
+    out = torch.empty_like(x)
+    block_pointer_kernel[(triton.cdiv(x.numel(), 16),)](x, out, x.numel(), BLOCK_SIZE=16)
+    return out
+
+
+def test_block_pointers_are_counted_and_bounded():
+    x = torch.randn(20)
+    count = measure(block_copy, x)
+    assert (count.bytes_loaded, count.bytes_stored, count.outside) == (80, 80, ())
+    assert torch.equal(count.result, x)
+
+
+@triton.jit
+def histogram_kernel(x_ptr, bins_ptr, n, BLOCK_SIZE: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    inside = offsets < n
+    tl.atomic_add(bins_ptr + tl.load(x_ptr + offsets, mask=inside, other=0), 1, mask=inside)
+
+
+def histogram(x):
+    bins = torch.zeros(4, dtype=torch.int32)
+    histogram_kernel[(triton.cdiv(x.numel(), 16),)](x, bins, x.numel(), BLOCK_SIZE=16)
+    return bins
+
+
+def test_an_atomic_counts_as_a_load_and_a_store():
+    x = torch.randint(0, 4, (20,))
+    count = measure(histogram, x)
+    assert count.atomics == 2
+    assert (count.bytes_loaded, count.bytes_stored) == (20 * 8 + 20 * 4, 20 * 4)
+    assert torch.equal(count.result.long(), torch.bincount(x, minlength=4))
+
+
+@triton.jit
+def unmasked_kernel(x_ptr, out_ptr, shift, BLOCK_SIZE: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
+    tl.store(out_ptr + offsets, tl.load(x_ptr + offsets + shift))
+
+
+def unmasked_copy(x, out, shift=0):
+    unmasked_kernel[(triton.cdiv(x.numel(), 16),)](x, out, shift, BLOCK_SIZE=16)
+
+
+def test_an_access_past_the_end_is_named_with_kernel_argument_offset_and_program():
+    memory = torch.zeros(64)
+    count = measure(unmasked_copy, memory[:20], torch.zeros(64))
+    (access,) = count.outside
+    assert (access.op, access.kernel, access.argument) == ("load", "unmasked_kernel", "x_ptr")
+    assert (access.offset, access.elements, access.lanes, access.program) == (20, 20, 12, (1, 0, 0))
+    assert str(access) == (
+        "unmasked_kernel: 12 lanes of a load in program (1, 0, 0) left `x_ptr`: the first at element 20, and it has 20"
+    )
+    assert "OUTSIDE" in str(count)
+
+
+def test_an_access_before_the_start_has_a_negative_offset():
+    count = measure(unmasked_copy, torch.zeros(16), torch.zeros(16), shift=-3)
+    assert [(a.op, a.offset, a.lanes) for a in count.outside] == [("load", -3, 3)]
+
+
+def test_a_store_outside_its_tensor_writes_nothing_not_even_into_a_neighbour():
+    memory = torch.zeros(64)
+    count = measure(unmasked_copy, torch.ones(20), memory[:10])
+    assert {(a.op, a.argument) for a in count.outside} == {("load", "x_ptr"), ("store", "out_ptr")}
+    assert memory[:10].eq(1).all()
+    assert memory[10:].eq(0).all(), "the store went on into memory that the argument does not own"
+
+
+def test_a_strided_view_owns_its_elements_and_not_the_gaps_between_them():
+    whole = torch.randn(8, 6)
+    count = measure(unmasked_copy, whole[:, :2], torch.zeros(16))
+    (access,) = count.outside
+    assert access.offset == 2
+    assert "fell into a gap between the elements of `x_ptr`" in str(access)
+    assert measure(unmasked_copy, whole.t().contiguous().t()[:, 0], torch.zeros(16)).outside[0].offset == 8
+
+
+@triton.jit
+def wild_kernel(out_ptr):
+    tl.store((tl.full((), 4096, tl.int64)).to(tl.pointer_type(tl.float32)), 1.0)
+
+
+def wild_store(out):
+    wild_kernel[(1,)](out)
+
+
+def test_a_pointer_that_comes_from_no_tensor_is_reported_and_not_followed():
+    (access,) = measure(wild_store, torch.zeros(4)).outside
+    assert "derived from no tensor" in str(access)
+
+
+@triton.jit
+def running_kernel(x_ptr):
+    program = tl.program_id(0)
+    if program > 0:
+        tl.store(x_ptr + program, tl.load(x_ptr + program - 1) + 1)
+
+
+def counting_up(x):
+    running_kernel[(x.numel(),)](x)
+
+
+def test_a_shuffled_order_shows_that_programs_depend_on_one_another():
+    in_order, shuffled = torch.zeros(16), torch.zeros(16)
+    measure(counting_up, in_order)
+    count = measure_many([Call(counting_up, (shuffled,))], shuffle=1)[0]
+    assert torch.equal(in_order, torch.arange(16.0))
+    assert not torch.equal(shuffled, in_order), "the order was not changed"
+    assert count.programs == 16
+
+
+def test_a_shuffled_order_runs_each_program_of_a_grid_once():
+    a, b = torch.randn(40, 36), torch.randn(36, 50)
+    count = measure_many([Call(matmul, (a, b))], shuffle=3)[0]
+    torch.testing.assert_close(count.result, a @ b)
+    assert count.kernels["matmul_kernel"].loaded == measure(matmul, a, b).kernels["matmul_kernel"].loaded
+
+
+def softmax_twice(x):
+    return softmax(softmax(x)) + copy(x, torch.empty_like(x))
+
+
+def test_launches_are_counted_by_python_call_and_by_kernel():
+    count = measure(softmax_twice, torch.randn(3, 8))
+    assert count.launches == 3
+    assert {name: t.launches for name, t in count.kernels.items()} == {"softmax_kernel": 2, "copy_kernel": 1}
+
+
+def test_several_calls_are_counted_apart_in_one_child():
+    x, y = torch.randn(33), torch.randn(4, 4)
+    first, second = measure_many([Call(copy, (x, torch.empty(33))), Call(softmax, (y,))])
+    assert (first.bytes_loaded, second.bytes_loaded) == (33 * 4, 64)
+    assert list(second.kernels) == ["softmax_kernel"]
+
+
+def test_tensors_that_share_memory_still_share_it_in_the_child():
+    memory = torch.arange(20.0)
+    measure(copy, memory[:10], memory[10:])
+    assert torch.equal(memory[10:], memory[:10])
+
+
+def unsolved(x):
+    raise NotImplementedError
+
+
+def crooked(x):
+    return softmax(x[0])
+
+
+def crash(x):
+    os.abort()
+
+
+def sleeper(x):
+    time.sleep(60)
+
+
+def test_an_error_of_the_call_comes_back_with_its_type_and_its_line():
+    with pytest.raises(NotImplementedError):
+        measure(unsolved, torch.zeros(1))
+    with pytest.raises(IndexError, match=r"out of range \(at `.*x.shape\[1\]"):
+        measure(crooked, torch.zeros(2, 2))
+
+
+def test_a_crash_or_a_hang_in_the_child_costs_nothing_here():
+    with pytest.raises(RuntimeError, match="died"):
+        measure(crash, torch.zeros(1))
+    with pytest.raises(TimeoutError):
+        measure_many([Call(sleeper, (torch.zeros(1),))], timeout=0.5)
+
+
+def talkative(x):
+    print("hello from the child")
+
+
+def test_what_the_call_prints_is_printed(capsys):
+    measure(talkative, torch.zeros(1))
+    assert capsys.readouterr().out == "hello from the child\n"
+
+
+def test_a_process_of_its_own_counts_the_same_as_a_fork(monkeypatch):
+    monkeypatch.setattr("labkit.meter.calls._can_fork", lambda: False)
+    x, out = torch.randn(100), torch.zeros(128)[::2][:50]
+    count = measure(softmax, x[None])
+    assert (count.bytes_loaded, count.launches) == (400, 1)
+    began = time.perf_counter()
+    assert measure(copy, x[::2].contiguous(), out.contiguous()).bytes_loaded == 200
+    assert time.perf_counter() - began < 3, "the process should have been kept warm"
+    with pytest.raises(RuntimeError, match="died"):
+        measure(crash, x)
+    assert measure(copy, x, torch.zeros(100)).bytes_stored == 400
+
+
+def test_the_interpreter_is_left_alone_in_this_process():
+    measure(copy, torch.zeros(8), torch.zeros(8))
+    from triton.runtime import interpreter
+
+    assert interpreter.GridExecutor.__call__.__module__ == "triton.runtime.interpreter"
+    assert observe.__doc__ and "no way back" in observe.__doc__
