@@ -46,10 +46,12 @@ def _run(source: str, name: str, args: tuple, kwargs: dict, counter: Counter) ->
     said = io.StringIO()
     part: dict[str, Any] = {"error": None, "count": None, "storages": []}
     try:
+        before = [_bytes(s).clone() for s in storages((args, kwargs))]
         with contextlib.redirect_stdout(said):
             result = _module(source)[name](*args, **kwargs)
         part["count"] = counter.count(_on_cpu(result))
-        part["storages"] = [torch.empty(0, dtype=torch.uint8).set_(s) for s in storages((args, kwargs))]  # type: ignore[call-overload]
+        after = [_bytes(s) for s in storages((args, kwargs))]
+        part["storages"] = [None if torch.equal(*pair) else pair[1] for pair in zip(before, after, strict=True)]
     except BaseException as error:
         part["error"] = _describe(error)
     return part | {"said": said.getvalue()}
@@ -71,6 +73,10 @@ def _describe(error: BaseException) -> tuple[str, str]:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == FILE and f.line]
     where = f" (at `{frames[-1].line.strip()}`)" if frames and frames[-1].line else ""
     return type(error).__name__, f"{error}{where}"
+
+
+def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8).set_(storage)  # type: ignore[call-overload]
 
 
 def storages(value: Any) -> list[torch.UntypedStorage]:
