@@ -11,7 +11,7 @@ from pathlib import Path
 
 from grading.blackbox import Remote, find_mark, run_hidden
 from labkit.cells import Cell, Outcome, forked, needed, read_cells, run_cell, run_cells
-from labkit.checks import find_question
+from labkit.labcheck import refusal
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -58,7 +58,7 @@ def grade(cells: list[Cell], questions: list[str], timeout: float = 300) -> dict
     """
     targets = [c.id for c in cells if c.points is not None and c.question in questions]
     run = needed(cells, targets)
-    refused = {q: _refusal(cells, q) for q in questions}
+    refused = {q: refusal(cells, q) for q in questions}
     try:
         outcomes = forked(lambda: run_cells(run, _hidden), timeout)
     except (TimeoutError, RuntimeError) as error:
@@ -74,12 +74,6 @@ def _grade(cells: list[Cell], question: str, outcomes: dict[str, Outcome], refus
         said += [outcomes[cell.id].text, outcomes[cell.id].error]
     earned = 0.0 if refusal else sum(outcomes[c.id].value or 0.0 for c in graded)
     return Grade(earned, possible, "\n".join(filter(None, said)))
-
-
-def _refusal(cells: list[Cell], question: str) -> str:
-    answer = [c for c in needed(cells, [question]) if c.is_solution]
-    found = [v for c in answer for v in find_question(c.id).violations(c.source)]
-    return "; ".join(found)
 
 
 def _hidden(cell: Cell, namespace: dict) -> Outcome | None:
@@ -104,19 +98,26 @@ def _hidden(cell: Cell, namespace: dict) -> Outcome | None:
 def mutants(lab: str) -> list[Mutant]:
     """The named wrong answers in tests/mutants/<lab>/<question>.toml. ValueError when one no longer applies."""
     solved = {c.id: c.source for c in solution_cells(lab) if c.is_solution}
-    found = []
-    for path in sorted((ROOT / "tests" / "mutants" / lab).glob("*.toml")):
-        for entry in tomllib.loads(path.read_text(encoding="utf-8"))["mutant"]:
-            found.append(_mutant(path, entry, solved[path.stem]))
-    return found
+    return [
+        _mutant(path, entry, solved)
+        for path in sorted((ROOT / "tests" / "mutants" / lab).glob("*.toml"))
+        for entry in tomllib.loads(path.read_text(encoding="utf-8"))["mutant"]
+    ]
 
 
-def _mutant(path: Path, entry: dict, solved: str) -> Mutant:
+def _mutant(path: Path, entry: dict, solved: dict[str, str]) -> Mutant:
+    where, question = f"{path.name}: mutant {entry.get('name')!r}", path.stem
+    if question not in solved:
+        raise ValueError(f"{path.name}: the lab has no question {question!r}")
+    missing = {"name", "message"} - set(entry) | (set() if "source" in entry else {"old", "new"} - set(entry))
+    if missing:
+        raise ValueError(f"{where} lacks {', '.join(sorted(missing))}")
     source = entry.get("source")
     if source is None:
-        if solved.count(entry["old"]) != 1:
-            raise ValueError(
-                f"{path.name}: `old` of {entry['name']!r} stands {solved.count(entry['old'])} times, not once"
-            )
-        source = solved.replace(entry["old"], entry["new"])
-    return Mutant(entry["name"], path.stem, source, entry["message"], entry.get("scores_zero", False))
+        times = solved[question].count(entry["old"])
+        if times != 1:
+            raise ValueError(f"{where}: `old` stands {times} times in the solution, not once")
+        source = solved[question].replace(entry["old"], entry["new"])
+    if source.strip() == solved[question].strip():
+        raise ValueError(f"{where} is the solution itself")
+    return Mutant(entry["name"], question, source, entry["message"], entry.get("scores_zero", False))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -108,10 +109,7 @@ def check(question: str, answer: Any) -> Result:
 
     q = find_question(question)
     refused = forbidden.shipped_object(answer) or "; ".join(q.violations(forbidden.source_of(answer)))
-    if refused:
-        rows = [Row(i.name, i.share, False, refused) for i in q.invariants]
-    else:
-        rows = _run_all(q, answer)
+    rows = [Row(i.name, i.share, False, refused) for i in q.invariants] if refused else _run_all(q, answer)
     return Result(q.id, tuple(rows), device.tier())
 
 
@@ -120,36 +118,47 @@ def _run_all(q: Question, answer: Any) -> list[Row]:
     for invariant in q.invariants:
         row = _run(invariant, answer)
         rows.append(row)
-        if row.message == NOT_SOLVED:
-            rows += [Row(i.name, i.share, False, NOT_SOLVED) for i in q.invariants[len(rows) :]]
-            break
+        if len(rows) == 1 and row.message == NOT_SOLVED:  # the others would say the same
+            return rows + [Row(i.name, i.share, False, NOT_SOLVED) for i in q.invariants[1:]]
     return rows
 
 
 NOT_SOLVED = "not solved yet: the cell still raises NotImplementedError"
+MAX_MESSAGE = 600  # characters: the repr of a large tensor hides what the sentence says
 
 
 def _run(invariant: Invariant, answer: Any) -> Row:
     with capture.stderr() as said:
         try:
             ratio = invariant.run(answer)
-            return Row(invariant.name, invariant.share, True, ratio=ratio)
-        except NotImplementedError:
-            message = NOT_SOLVED
+            return Row(invariant.name, invariant.share, True, ratio=None if ratio is None else float(ratio))
         except Failed as error:
             message = str(error)
-        except Exception as error:
-            message = f"your code raised {type(error).__name__}: {error}{_where(error)}"
+        except (Exception, SystemExit) as error:
+            stub = isinstance(error, NotImplementedError) and not error.args
+            message = NOT_SOLVED if stub else f"your code raised {_sentence(error)}{_where(error)}"
+    if len(message) > MAX_MESSAGE:
+        message = message[:MAX_MESSAGE] + " ..."
     tail = said().strip().splitlines()[-1:]
     if tail and message != NOT_SOLVED:
         message += f" (last line on stderr: {tail[0][:200]})"
     return Row(invariant.name, invariant.share, False, message)
 
 
-def _where(error: Exception) -> str:
-    """The innermost line of the notebook in the traceback, since a line of labkit says nothing to a student."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/labkit/" not in f.filename and f.line]
-    return f" (at `{frames[-1].line.strip()}`)" if frames else ""
+def _sentence(error: BaseException) -> str:
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:  # an exception of the student's own whose __str__ fails
+        return type(error).__name__
+
+
+def _where(error: BaseException) -> str:
+    """The innermost line of the notebook in the traceback: a line of torch or of labkit says nothing to a student.
+
+    A cell has a file name of its own, under which no file exists.
+    """
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.line and not os.path.exists(f.filename)]
+    return f" (at `{frames[-1].line.strip()}`)" if frames and frames[-1].line else ""
 
 
 def score(result: Result, points: float = 1.0) -> float:

@@ -11,79 +11,133 @@ import inspect
 import linecache
 import os
 import textwrap
+from collections.abc import Iterator
 from typing import Any
 
-# Ways to reach a module or a frame without naming it. None is needed to answer any question of the camp.
-DYNAMIC = (
-    "__import__", "builtins", "ctypes", "eval", "exec", "gc", "get_ipython", "globals", "importlib", "inspect",
-    "pickle", "runpy", "subprocess", "sys.modules", "sys._getframe", "vars",
-)  # fmt: skip
-DYNAMIC_ATTRIBUTES = {"__subclasses__", "__globals__", "__builtins__", "__loader__", "f_back", "f_globals"}
 OURS = ("labkit", "kernels")
 
+# Ways to reach a module or a frame without naming it. None is needed to answer any question of the camp.
+DYNAMIC_BUILTINS = {
+    "__builtins__", "__import__", "__loader__", "__spec__", "eval", "exec", "get_ipython", "globals", "vars",
+}  # fmt: skip
+DYNAMIC_MODULES = (
+    "builtins", "code", "codeop", "ctypes", "gc", "importlib", "inspect", "marshal", "multiprocessing",
+    "operator.attrgetter", "operator.methodcaller", "os", "pickle", "pkgutil", "pydoc", "runpy", "subprocess",
+    "sys.modules", "sys._getframe",
+)  # fmt: skip
+DYNAMIC_ATTRIBUTES = {
+    "__builtins__", "__dict__", "__getattribute__", "__globals__", "__loader__", "__subclasses__", "_getframe",
+    "f_back", "f_globals", "tb_frame",
+}  # fmt: skip
 
-def violations(source: str, names: tuple[str, ...], allowed: tuple[str, ...] = ()) -> list[str]:
-    """Sentences that name each forbidden use in `source`; a cell that does not parse has none (it cannot run).
+# The setup cell of every lab imports these, so an answer uses them without an import of its own.
+COMMON_ALIASES = {"F": "torch.nn.functional", "tl": "triton.language", "np": "numpy"}
 
-    names: dotted names of modules or functions. allowed: names of ours that are fine; every other is refused.
+
+def violations(source: str, names: tuple[str, ...], allowed: tuple[str, ...] = (), context: str = "") -> list[str]:
+    """Sentences that name each forbidden use in `source`; empty if there is none.
+
+    names: dotted names of modules or functions. A function's last name is refused as an attribute of any variable too,
+    since `f = torch.nn.functional` and `x.cumsum()` reach it as well.
+    allowed: dotted names that are fine in spite of the camp's general rules: modules of ours, `subprocess`.
+    context: cells that are not the student's; only their imports are looked at.
+    A source that is not plain Python is refused, since IPython runs `%run`, `!python` and `%%magic` cells.
     """
     try:
         tree = ast.parse(source)
-    except SyntaxError:
-        return []
-    found: list[str] = []
-    for used in sorted(_dotted_names(tree)):
-        if any(_covers(bad, used) for bad in names + DYNAMIC) or (
-            used.split(".")[0] in OURS and not any(_covers(good, used) for good in allowed)
-        ):
-            found.append(f"`{used}` may not be used in this answer")
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and node.attr in DYNAMIC_ATTRIBUTES:
-            found.append(f"`.{node.attr}` may not be used in this answer")
-    return found
+    except (SyntaxError, ValueError, RecursionError) as error:
+        return [f"the cell cannot be read as plain Python, without magics such as %time ({error})"]
+    imported, aliases = _imports(tree)
+    aliases = COMMON_ALIASES | _imports(_parsed(context))[1] | aliases
+    bound = _bound(tree) - set(aliases)
+    attributes = {name.rpartition(".")[2] for name in names if name.split(".")[0] not in OURS and "." in name}
+    found = {name for name in imported if _refused(name, names, allowed)}
+    for chain in _chains(tree):
+        head, *rest = chain.split(".")
+        used = ".".join([aliases.get(head, head), *rest])
+        if head in DYNAMIC_BUILTINS or used == "sys" or (head not in bound and _refused(used, names, allowed)):
+            found.add(used)
+        found |= {f".{a}" for a in rest if a in DYNAMIC_ATTRIBUTES or (a in attributes and not head)}
+        found |= {f"{head}.{a}" for a in rest if a in attributes and head in bound}
+    return [f"`{name}` may not be used in this answer" for name in sorted(found)]
+
+
+def _refused(used: str, names: tuple[str, ...], allowed: tuple[str, ...]) -> bool:
+    if any(_covers(bad, used) for bad in names):
+        return True
+    general = used.split(".")[0] in OURS or any(_covers(bad, used) for bad in DYNAMIC_MODULES)
+    return general and not any(_covers(good, used) for good in allowed)
 
 
 def _covers(name: str, used: str) -> bool:
     return used == name or used.startswith(name + ".")
 
 
-def _dotted_names(tree: ast.AST) -> set[str]:
-    """Every imported module or name, and every dotted use with its import alias resolved."""
-    aliases: dict[str, str] = {}
+def _parsed(source: str) -> ast.AST:
+    try:
+        return ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError):
+        return ast.Module([], [])
+
+
+def _imports(tree: ast.AST) -> tuple[set[str], dict[str, str]]:
+    """Every imported module or name in full, and what each local name of an import stands for."""
     names: set[str] = set()
+    aliases: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for a in node.names:
-                aliases[a.asname or a.name.split(".")[0]] = a.name if a.asname else a.name.split(".")[0]
                 names.add(a.name)
+                top = a.name.split(".")[0]
+                aliases[a.asname or top] = a.name if a.asname else top
         elif isinstance(node, ast.ImportFrom) and node.module:
             for a in node.names:
-                aliases[a.asname or a.name] = f"{node.module}.{a.name}"
                 names.add(f"{node.module}.{a.name}")
-    for node in ast.walk(tree):
-        dotted = _dotted(node)
-        if dotted:
-            head, _, rest = dotted.partition(".")
-            names.add(".".join(filter(None, (aliases.get(head, COMMON_ALIASES.get(head, head)), rest))))
-    return names
+                aliases[a.asname or a.name] = f"{node.module}.{a.name}"
+    return names, aliases
 
 
-# The setup cell of every lab imports these, so an answer uses them without an import of its own.
-COMMON_ALIASES = {"F": "torch.nn.functional", "tl": "triton.language", "np": "numpy"}
+def _bound(tree: ast.AST) -> set[str]:
+    """Names that hold a value of the cell's own: assigned to, or a parameter."""
+    stored = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+    return stored | {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
 
 
-def _dotted(node: ast.AST) -> str:
+def _chains(node: ast.AST) -> Iterator[str]:
+    """Every dotted use, as long as it goes: "torch.nn.functional.relu"; ".attr" where it starts at no name.
+
+    `getattr(x, "name")` is `x.name`; with a computed name it is given as the attribute `__getattribute__`.
+    """
+    parts: list[str] = []
+    while step := _attribute(node):
+        if isinstance(node, ast.Call):
+            for argument in (*node.args[1:], *node.keywords):
+                yield from _chains(argument)
+        node, name = step
+        parts.insert(0, name)
     if isinstance(node, ast.Name):
-        return node.id
+        yield ".".join([node.id, *parts])
+        return
+    if parts:
+        yield ".".join(["", *parts])
+    for child in ast.iter_child_nodes(node):
+        yield from _chains(child)
+
+
+def _attribute(node: ast.AST) -> tuple[ast.AST, str] | None:
+    """(object, attribute name) if the node is an attribute, else None."""
     if isinstance(node, ast.Attribute):
-        left = _dotted(node.value)
-        return f"{left}.{node.attr}" if left else ""
-    return ""
+        return node.value, node.attr
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "getattr" and node.args:
+        name = node.args[1] if len(node.args) > 1 else None
+        fixed = isinstance(name, ast.Constant) and isinstance(name.value, str)
+        return node.args[0], name.value if fixed else "__getattribute__"  # type: ignore[union-attr]
+    return None
 
 
 def shipped_object(answer: Any) -> str:
     """A sentence if `answer` itself, or a base class of it, comes from labkit or kernels; else an empty string."""
-    owners = answer.__mro__ if isinstance(answer, type) else (answer,)
+    owners = answer.__mro__ if isinstance(answer, type) else _unwrapped(answer)
     for owner in owners:
         module = getattr(owner, "__module__", "") or ""
         if module.split(".")[0] in OURS:
@@ -91,15 +145,33 @@ def shipped_object(answer: Any) -> str:
     return ""
 
 
+def _unwrapped(answer: Any) -> list[Any]:
+    """The answer and what it wraps: a Triton kernel's function, a partial's, a method's, a decorated one."""
+    layers = [answer]
+    while len(layers) < 20:
+        inner = next(
+            (vars(layers[-1])[n] for n in ("fn", "__wrapped__") if n in getattr(layers[-1], "__dict__", {})), None
+        )
+        inner = inner or next(
+            (getattr(layers[-1], n) for n in ("func", "__func__", "fget") if hasattr(layers[-1], n)), None
+        )
+        if inner is None:
+            break
+        layers.append(inner)
+    return layers
+
+
 def source_of(answer: Any) -> str:
     """The source of the whole cell that defined the answer, or "" where there is none to read (a built-in, say).
 
     `inspect.getsource` cannot find a class of a notebook, so the cell is looked up by the file name of its code.
     """
-    functions = [answer] if not isinstance(answer, type) else list(vars(answer).values())
-    codes = [f.__code__ for f in (getattr(f, "fn", f) for f in functions) if hasattr(f, "__code__")]
-    if not codes:
-        return ""
-    if os.path.exists(codes[0].co_filename):  # a module, of which only the answer itself is looked at
-        return textwrap.dedent(inspect.getsource(answer))
-    return "".join(linecache.getlines(codes[0].co_filename))
+    functions = list(vars(answer).values()) if isinstance(answer, type) else [answer]
+    innermost = [_unwrapped(f)[-1] for f in functions]
+    files = dict.fromkeys(f.__code__.co_filename for f in innermost if hasattr(f, "__code__"))
+    for file in files:
+        if os.path.exists(file):  # a module, of which only the answer itself is looked at
+            return textwrap.dedent(inspect.getsource(answer if isinstance(answer, type) else innermost[0]))
+        if lines := linecache.getlines(file):  # a generated method, such as a dataclass's __init__, has none
+            return "".join(lines)
+    return ""

@@ -1,0 +1,155 @@
+"""A lab's notebook checked from its source, with no Jupyter package: each question in a forked process of its own.
+
+What grading would restore is taken from the release first, so that an edited or deleted check cell changes nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from labkit.cells import Cell, forked, names, needed, plain_python, read_cells, run_cells
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the visible check of one question gave.
+
+    status: "passed", "partial", "failed", "not solved" or "missing". hidden: points that only grading can give.
+    """
+
+    question: str
+    status: str
+    earned: float
+    possible: float
+    hidden: float
+    said: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """The verdicts on a notebook, in its order, and the tier that proved them."""
+
+    notebook: Path
+    tier: str
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def all_well(self) -> bool:
+        """Whether every question that was checked earned all its points."""
+        return all(v.status == "passed" for v in self.verdicts)
+
+
+def graded_questions(cells: list[Cell]) -> list[str]:
+    """The questions of a notebook by their check cells, in order."""
+    return list(dict.fromkeys(c.question for c in cells if c.points is not None))
+
+
+def restored(cells: list[Cell], release: list[Cell]) -> list[Cell]:
+    """The student's cells with every locked cell as the release has it; one that was deleted is put at the end."""
+    locked = {c.id: c for c in release if c.is_locked}
+    present = {c.id for c in cells}
+    return [locked.get(c.id, c) for c in cells] + [c for c in locked.values() if c.id not in present]
+
+
+def refusal(cells: list[Cell], question: str) -> str:
+    """Why the answer to `question` earns nothing whatever it computes, or "": it reaches what the question forbids.
+
+    Looked at: the solution cells that the answer depends on, by the rules of this question and of their own, and of the
+    student's other cells those statements that define what it uses. So a scratch cell costs nobody a point, and a later
+    cell that defines the answer anew counts.
+    """
+    from labkit.checks import find_question, forbidden
+
+    checked = f"{question}_check"
+    cells = [replace(c, source=";".join(names(c.source)[1] - {"labkit"})) if c.id == checked else c for c in cells]
+    parts = [part for cell in cells for part in _statements(cell)]
+    used = [c for c in needed(parts, {question, checked} & {c.id for c in cells}) if c.id != checked]
+    context = "\n".join(plain_python(c.source) for c in used if c.is_locked)
+    helpers = "".join(f"{c.source}\n" for c in used if not c.is_locked and not c.is_solution)
+    rules, found = find_question(question), []
+    for cell in (c for c in used if c.is_solution):
+        own = find_question(cell.id)
+        refused = {*rules.shipped, *rules.refused, *own.shipped, *own.refused}
+        allowed = rules.allowed + own.allowed
+        found += forbidden.violations(helpers + cell.source, tuple(refused), allowed, context)
+    return "; ".join(dict.fromkeys(found))
+
+
+def _statements(cell: Cell) -> list[Cell]:
+    """A cell that is neither locked nor an answer, as one cell for each statement and each imported module."""
+    if cell.is_locked or cell.is_solution:
+        return [cell]
+    try:
+        body = ast.parse(plain_python(cell.source)).body
+    except (SyntaxError, ValueError, RecursionError):
+        return [cell]
+    single: list[ast.stmt] = []
+    for statement in body:
+        split = isinstance(statement, ast.Import)
+        single += [ast.Import([alias]) for alias in statement.names] if split else [statement]  # type: ignore[attr-defined]
+    return [replace(cell, source=ast.unparse(s)) for s in single] or [cell]
+
+
+def check_notebook(
+    notebook: Path,
+    release: Path | None = None,
+    questions: list[str] | None = None,
+    timeout: float = 300,
+    progress: Callable[[str], None] = lambda question: None,
+) -> Report:
+    """Check the questions of a notebook, all of them or those named; `progress` is told each before it is run.
+
+    release: the lab's release notebook, if it is at hand. timeout: seconds per question.
+    ValueError for a broken notebook, KeyError for a question that it does not have.
+    """
+    from labkit import device
+    from labkit.checks import find_question
+
+    cells = read_cells(notebook)
+    master = read_cells(release) if release else cells
+    if release:
+        cells = restored(cells, master)
+    known = graded_questions(master)
+    for question in [*known, *(questions or [])]:
+        find_question(question)
+    absent = set(questions or []) - set(known)
+    if absent or not known:
+        raise KeyError(f"{notebook} has no question {', '.join(sorted(absent))}" if absent else f"{notebook} is no lab")
+    verdicts = []
+    for question in questions or known:
+        progress(question)
+        verdicts.append(_check(cells, question, timeout))
+    return Report(notebook, device.tier(), tuple(verdicts))
+
+
+def _check(cells: list[Cell], question: str, timeout: float) -> Verdict:
+    check_id = f"{question}_check"
+    points = {c.id: c.points or 0.0 for c in cells if c.question == question and c.points is not None}
+    possible, hidden = points.get(check_id, 0.0), points.get(f"{question}_hidden", 0.0)
+    if not any(c.id == question and c.is_solution for c in cells):
+        said = f"the cell of {question} is gone: copy it from a fresh release (labkit start ... --work DIR)"
+        return Verdict(question, "missing", 0.0, possible, hidden, said)
+    if said := refusal(cells, question):
+        return Verdict(question, "failed", 0.0, possible, hidden, said)
+    run = needed(cells, [question, check_id])
+    try:
+        outcomes = forked(lambda: run_cells(run), timeout)
+    except (TimeoutError, RuntimeError) as error:
+        return Verdict(question, "failed", 0.0, possible, hidden, str(error))
+    answer, check = outcomes[question], outcomes[check_id]
+    said = "\n".join(filter(None, (answer.error, check.text.strip(), check.error)))
+    earned = min(max(check.value or 0.0, 0.0), possible)
+    return Verdict(question, _status(earned, possible, said), earned, possible, hidden, said)
+
+
+def _status(earned: float, possible: float, said: str) -> str:
+    from labkit.checks.contract import NOT_SOLVED
+
+    if earned == possible:
+        return "passed"
+    if NOT_SOLVED in said:
+        return "not solved"
+    return "partial" if earned else "failed"
