@@ -28,7 +28,7 @@ def run(notebook: Path, release: Path | None, questions: list[str] | None, timeo
 
 
 def show(report: Report) -> None:
-    """Print the table, and what the checks of all unfinished questions said; of a passed one only if it was alone."""
+    """Print the table, and what the checks said of all unfinished questions; of a passed one only if it was alone."""
     console = Console(highlight=False)
     table = Table("question", "result", "points", "at grading", title=f"{report.notebook}  (proved on: {report.tier})")
     for v in report.verdicts:
@@ -38,8 +38,11 @@ def show(report: Report) -> None:
     earned, possible, hidden = (sum(getattr(v, f) for v in report.verdicts) for f in ("earned", "possible", "hidden"))
     table.add_row("total", "", f"{earned:g} of {possible:g}", f"+ {hidden:g}")
     console.print(table)
+    missing = [v.question for v in report.verdicts if v.status == "missing"]
+    if missing:
+        console.print(f"\nno cell in the notebook, copy it from a newer release: {', '.join(missing)}", soft_wrap=True)
     for v in report.verdicts:
-        if v.status != "passed" or len(report.verdicts) == 1:
+        if v.status in ("partial", "failed", "not solved") or len(report.verdicts) == 1:
             console.print(f"\n{v.question}: {v.status}", style="bold", markup=False)
             console.print(v.said, markup=False, soft_wrap=True)
 

@@ -130,8 +130,7 @@ def _check(cells: list[Cell], question: str, timeout: float) -> Verdict:
     points = {c.id: c.points or 0.0 for c in cells if c.question == question and c.points is not None}
     possible, hidden = points.get(check_id, 0.0), points.get(f"{question}_hidden", 0.0)
     if not any(c.id == question and c.is_solution for c in cells):
-        said = f"the cell of {question} is gone: copy it from a fresh release (labkit start ... --work DIR)"
-        return Verdict(question, "missing", 0.0, possible, hidden, said)
+        return Verdict(question, "missing", 0.0, possible, hidden, f"the notebook has no cell {question!r}")
     if said := refusal(cells, question):
         return Verdict(question, "failed", 0.0, possible, hidden, said)
     run = needed(cells, [question, check_id])

@@ -193,14 +193,14 @@ def notebook_problems(notebook: Path, release: Path) -> list[str]:
         present = Counter(c.id for c in read_cells(notebook))
     except ValueError as error:
         return [str(error)]
-    problems = []
-    for cell in (c for c in read_cells(release) if _is_graded(c)):
-        kind = "answer" if cell.is_solution else "check"
-        if present[cell.id] == 0:
-            problems.append(f"the {kind} cell {cell.id!r} is gone from {notebook.name}: copy it back from the release")
-        elif present[cell.id] > 1:
-            problems.append(f"the {kind} cell {cell.id!r} stands {present[cell.id]} times in {notebook.name}: keep one")
-    return problems
+    graded = [c.id for c in read_cells(release) if _is_graded(c)]
+    gone, twice = [c for c in graded if not present[c]], [c for c in graded if present[c] > 1]
+    problems = (
+        [f"cells gone from {notebook.name}, to be copied back from the release: {', '.join(gone)}"] if gone else []
+    )
+    return problems + (
+        [f"cells that {notebook.name} holds more than once, keep one: {', '.join(twice)}"] if twice else []
+    )
 
 
 def _is_graded(cell: Cell) -> bool:

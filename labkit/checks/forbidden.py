@@ -40,7 +40,8 @@ def violations(source: str, names: tuple[str, ...], allowed: tuple[str, ...] = (
     names: dotted names of modules or functions. A function's last name is refused as an attribute of any variable too,
     since `f = torch.nn.functional` and `x.cumsum()` reach it as well.
     allowed: dotted names that are fine in spite of the camp's general rules: modules of ours, `subprocess`.
-    context: cells that are not the student's; only their imports are looked at.
+    context: cells that are not the student's; only their imports are looked at. What they import by name from a module of
+    ours (`from labkit.models import ModelShape`) is offered, and fine unless `names` has it.
     A source that is not plain Python is refused, since IPython runs `%run`, `!python` and `%%magic` cells.
     """
     try:
@@ -48,7 +49,9 @@ def violations(source: str, names: tuple[str, ...], allowed: tuple[str, ...] = (
     except (SyntaxError, ValueError, RecursionError) as error:
         return [f"the cell cannot be read as plain Python, without magics such as %time ({error})"]
     imported, aliases = _imports(tree)
-    aliases = COMMON_ALIASES | _imports(_parsed(context))[1] | aliases
+    given = _imports(_parsed(context))[1]
+    allowed += tuple(target for target in given.values() if "." in target)
+    aliases = COMMON_ALIASES | given | aliases
     bound = _bound(tree) - set(aliases)
     attributes = {name.rpartition(".")[2] for name in names if name.split(".")[0] not in OURS and "." in name}
     found = {name for name in imported if _refused(name, names, allowed)}

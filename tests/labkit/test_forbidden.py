@@ -121,6 +121,13 @@ def test_the_context_tells_what_a_name_stands_for_but_is_not_judged_itself():
     assert violations("x = 1", (), context="import kernels as k\nimport labkit") == []
 
 
+def test_what_the_setup_cell_imports_by_name_is_offered_unless_it_is_the_answer():
+    context = "import labkit\nfrom labkit.models import ModelShape\nfrom kernels import kv_cache"
+    assert violations("def f(shape: ModelShape): ...", (), context=context) == []
+    assert violations("labkit.block_pool", (), context=context)
+    assert violations("kv_cache.write", ("kernels.kv_cache",), context=context)
+
+
 # the answer as an object
 
 
