@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from labkit import device
-from labkit.checks import capture, forbidden
+from labkit.checks import capture, forbidden, isolate
 
 
 class Failed(AssertionError):
@@ -40,6 +40,7 @@ class Question:
     shipped: modules of ours that hold this very answer; they are refused in the answer and masked in the sandbox.
     refused: further dotted names that the answer may not use (SDPA where a kernel is asked for).
     allowed: dotted names of labkit or kernels that the answer may use; all others are refused.
+    launches_kernels: on a GPU its checks run in a process of their own.
     """
 
     id: str
@@ -48,6 +49,7 @@ class Question:
     shipped: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     allowed: tuple[str, ...] = ()
+    launches_kernels: bool = False
     invariants: list[Invariant] = field(default_factory=list)
 
     def invariant(self, name: str, share: float = 1.0) -> Callable:
@@ -109,8 +111,25 @@ def check(question: str, answer: Any) -> Result:
 
     q = find_question(question)
     refused = forbidden.shipped_object(answer) or "; ".join(q.violations(forbidden.source_of(answer)))
-    rows = [Row(i.name, i.share, False, refused) for i in q.invariants] if refused else _run_all(q, answer)
+    if refused:
+        rows = _all_failed(q, refused)
+    elif q.launches_kernels and device.tier() == "cuda" and not isolate.in_child():
+        rows = _run_isolated(q, answer)
+    else:
+        rows = _run_all(q, answer)
     return Result(q.id, tuple(rows), device.tier())
+
+
+def _all_failed(q: Question, message: str) -> list[Row]:
+    return [Row(i.name, i.share, False, message) for i in q.invariants]
+
+
+def _run_isolated(q: Question, answer: Any) -> list[Row]:
+    """On a GPU, in a child process: a kernel that leaves its tensors would end CUDA in this one."""
+    try:
+        return [Row(**fields) for fields in isolate.rows(q.id, answer)]
+    except (RuntimeError, ValueError) as error:
+        return _all_failed(q, str(error))
 
 
 def _run_all(q: Question, answer: Any) -> list[Row]:
@@ -119,7 +138,7 @@ def _run_all(q: Question, answer: Any) -> list[Row]:
         row = _run(invariant, answer)
         rows.append(row)
         if len(rows) == 1 and row.message == NOT_SOLVED:  # the others would say the same
-            return rows + [Row(i.name, i.share, False, NOT_SOLVED) for i in q.invariants[1:]]
+            return _all_failed(q, NOT_SOLVED)
     return rows
 
 
@@ -135,14 +154,22 @@ def _run(invariant: Invariant, answer: Any) -> Row:
         except Failed as error:
             message = str(error)
         except (Exception, SystemExit) as error:
-            stub = isinstance(error, NotImplementedError) and not error.args
-            message = NOT_SOLVED if stub else f"your code raised {_sentence(error)}{_where(error)}"
+            message = NOT_SOLVED if _is_stub(error) else f"your code raised {_sentence(error)}{_where(error)}"
     if len(message) > MAX_MESSAGE:
         message = message[:MAX_MESSAGE] + " ..."
     tail = said().strip().splitlines()[-1:]
     if tail and message != NOT_SOLVED:
         message += f" (last line on stderr: {tail[0][:200]})"
     return Row(invariant.name, invariant.share, False, message)
+
+
+def _is_stub(error: BaseException | None) -> bool:
+    """Whether a bare `raise NotImplementedError` is the cause; Triton's interpreter wraps what a kernel raises."""
+    while error is not None:
+        if isinstance(error, NotImplementedError) and not error.args:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _sentence(error: BaseException) -> str:

@@ -40,8 +40,8 @@ def violations(source: str, names: tuple[str, ...], allowed: tuple[str, ...] = (
     names: dotted names of modules or functions. A function's last name is refused as an attribute of any variable too,
     since `f = torch.nn.functional` and `x.cumsum()` reach it as well.
     allowed: dotted names that are fine in spite of the camp's general rules: modules of ours, `subprocess`.
-    context: cells that are not the student's; only their imports are looked at. What they import by name from a module of
-    ours (`from labkit.models import ModelShape`) is offered, and fine unless `names` has it.
+    context: cells that are not the student's; only their imports are looked at. What they import by name from a module
+    of ours (`from labkit.models import ModelShape`) is offered, and fine unless `names` has it.
     A source that is not plain Python is refused, since IPython runs `%run`, `!python` and `%%magic` cells.
     """
     try:
