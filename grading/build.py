@@ -20,20 +20,21 @@ import nbformat
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell
 
+from grading.freeze import check_frozen
 from labkit.checks import find_question
 
 ROOT = Path(__file__).resolve().parents[1]
 KERNELSPEC = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 
 
-def labs() -> list[str]:
+def labs(root: Path = ROOT) -> list[str]:
     """Slugs of all labs, in order."""
-    return sorted(path.parent.name for path in (ROOT / "solutions").glob("*/*.nb.py"))
+    return sorted(path.parent.name for path in (root / "solutions").glob("*/*.nb.py"))
 
 
-def solved_notebook(lab: str) -> str:
+def solved_notebook(lab: str, root: Path = ROOT) -> str:
     """The text of solutions/<lab>/<lab>.ipynb. ValueError names a bad header or a double id."""
-    source = ROOT / "solutions" / lab / f"{lab}.nb.py"
+    source = root / "solutions" / lab / f"{lab}.nb.py"
     notebook = jupytext.read(source)
     notebook.metadata = nbformat.from_dict({"kernelspec": KERNELSPEC, "language_info": {"name": "python"}})
     notebook.cells = [cell for raw in notebook.cells for cell in _expand(raw, source)]
@@ -70,7 +71,8 @@ def _nbgrader(grade_id: str, points: float | None = None, locked: bool = False, 
 def _check_cell(question: str, solution: str, header: dict) -> NotebookNode:
     declared = find_question(question)
     answer = _answer_name(solution, question)
-    text = f'"""Check that {declared.about}."""\n\nlabkit.score(labkit.check("{question}", {answer}), points={header["points"]})'
+    call = f'labkit.score(labkit.check("{question}", {answer}), points={header["points"]})'
+    text = f'"""Check that {declared.about}."""\n\n{call}'
     cell = new_code_cell(text)
     cell.metadata["nbgrader"] = _nbgrader(f"{question}_check", header["points"], locked=True)
     cell.metadata["timeout"] = header.get("timeout", 60)
@@ -108,7 +110,7 @@ def _name_cells(cells: list[NotebookNode], lab: str) -> None:
         cell["id"] = hashlib.sha1(f"{lab}/{anchor}/{distance}".encode()).hexdigest()[:12]
 
 
-def release_notebook(lab: str) -> str:
+def release_notebook(lab: str, root: Path = ROOT) -> str:
     """The text of labs/<lab>/<lab>.ipynb: what `nbgrader generate_assignment` writes, with no gradebook touched."""
     from nbgrader.converters import GenerateAssignment
     from nbgrader.coursedir import CourseDirectory
@@ -117,7 +119,7 @@ def release_notebook(lab: str) -> str:
     from grading.nbgrader_config import course_config
 
     with tempfile.TemporaryDirectory() as folder:
-        config = course_config()
+        config = course_config(root)
         config.CourseDirectory.release_directory = folder
         course = CourseDirectory(config=config, assignment_id=lab, notebook_id=lab)
         converter = GenerateAssignment(coursedir=course, config=config, no_database=True, force=True)
@@ -127,14 +129,22 @@ def release_notebook(lab: str) -> str:
         return (Path(folder) / lab / f"{lab}.ipynb").read_text(encoding="utf-8")
 
 
-def build(lab: str, check_only: bool = False) -> list[Path]:
-    """Write both notebooks of a lab; with `check_only`, write nothing. Gives the files that were (or are) out of date."""
-    solved, release = ROOT / "solutions" / lab / f"{lab}.ipynb", ROOT / "labs" / lab / f"{lab}.ipynb"
-    drifted = _update(solved, solved_notebook(lab), check_only)
+def build(lab: str, check_only: bool = False, root: Path = ROOT) -> list[Path]:
+    """Write both notebooks of a lab; with `check_only`, write nothing. Gives the files that were (or are) out of date.
+
+    FrozenError when submissions of the lab are in the gradebook and its graded cells would change; nothing is written.
+    """
+    solved, release = root / "solutions" / lab / f"{lab}.ipynb", root / "labs" / lab / f"{lab}.ipynb"
+    text = solved_notebook(lab, root)
+    if not check_only:
+        check_frozen(root, lab, text)
+    drifted = _update(solved, text, check_only)
     if drifted and check_only:  # the release is made from the solved notebook, so it cannot be judged before
         return [solved]
     release.parent.mkdir(parents=True, exist_ok=True)
-    return ([solved] if drifted else []) + ([release] if _update(release, release_notebook(lab), check_only) else [])
+    return ([solved] if drifted else []) + (
+        [release] if _update(release, release_notebook(lab, root), check_only) else []
+    )
 
 
 def _update(path: Path, text: str, check_only: bool) -> bool:

@@ -1,0 +1,375 @@
+"""What students do wrong, and do to cheat: one edit of a perfect notebook each, and what must come of it.
+
+The rows follow the failure modes measured with nbgrader's defaults, where most of them lose points that were earned,
+give points that were not, or stop the whole class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from nbformat import NotebookNode
+from toy import answer, at, copy_of, insert
+
+FULL = {
+    "ceil_div_check": 2.0, "ceil_div_hidden": 3.0, "total_check": 1.0, "total_hidden": 1.0, "softmax_check": 1.0,
+    "softmax_hidden": 2.0,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """edit: what the student did. lost: cells that do not earn full points, with what they earn. note: in the CSV."""
+
+    edit: Callable[[NotebookNode], None]
+    lost: dict[str, float] = field(default_factory=dict)
+    note: str = ""
+    status: str = "graded"
+    files: dict[str, str] = field(default_factory=dict)
+    slow: bool = False
+
+    @property
+    def scores(self) -> dict[str, float]:
+        return FULL | self.lost
+
+
+def none_of(*questions: str) -> dict[str, float]:
+    """No points for these questions."""
+    return {name: 0.0 for name in FULL if name.rpartition("_")[0] in questions}
+
+
+SCENARIOS: dict[str, Scenario] = {}
+
+
+def scenario(**expected):
+    """Decorator: the function is the edit, and its name the student's."""
+
+    def add(edit: Callable[[NotebookNode], None]) -> Callable[[NotebookNode], None]:
+        SCENARIOS[edit.__name__] = Scenario(edit, **expected)
+        return edit
+
+    return add
+
+
+WRONG = "def ceil_div(n, size):\n    return 7"
+
+# Honest work, and what happens to it.
+
+
+@scenario()
+def perfect(nb):
+    pass
+
+
+@scenario()
+def a_right_answer_that_warns_and_logs(nb):
+    answer(
+        nb, "total", "def total(x):\n    import warnings\n    warnings.warn('deprecated')\n    return float(x.sum())"
+    )
+    insert(nb, "import sys\nprint('INFO engine started', file=sys.stderr)", after="total")
+
+
+@scenario(lost=none_of("softmax"))
+def a_syntax_error(nb):
+    answer(nb, "softmax", "def softmax(x)\n    return x")
+
+
+@scenario(lost=none_of("total"))
+def an_answer_that_exits(nb):
+    answer(nb, "total", "def total(x):\n    raise SystemExit(0)")
+
+
+@scenario(lost=none_of("total"))
+def an_answer_that_asks_for_input(nb):
+    answer(nb, "total", "def total(x):\n    return float(input('sum?'))")
+
+
+@scenario(lost=none_of("softmax"))
+def an_answer_that_wants_24_gb(nb):
+    answer(nb, "softmax", "def softmax(x):\n    return np.ones(3 * 10**9)")
+
+
+@scenario(lost={"ceil_div_check": 1.0, "ceil_div_hidden": 1.0})
+def a_half_right_answer(nb):
+    answer(nb, "ceil_div", "def ceil_div(n, size):\n    return n // size")
+
+
+@scenario(lost={"ceil_div_hidden": 2.0})
+def an_answer_that_fails_one_hidden_check(nb):
+    answer(nb, "ceil_div", "def ceil_div(n, size):\n    return -(-n // size) if n < 10**6 else 0")
+
+
+# Hangs and crashes.
+
+
+@scenario(lost=none_of("ceil_div"), note="hung in ceil_div_check")
+def an_endless_loop_in_an_answer(nb):
+    answer(nb, "ceil_div", "def ceil_div(n, size):\n    while True: pass")
+    nb.cells[at(nb, "ceil_div_check")].metadata["timeout"] = 100_000
+
+
+@scenario(note="hung in cell")
+def an_endless_loop_in_a_scratch_cell(nb):
+    insert(nb, "while True: pass", after="ceil_div")
+
+
+@scenario(lost=none_of("total"), note="hung in total")
+def a_loop_that_ignores_interrupts(nb):
+    answer(nb, "total", "import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass")
+
+
+@scenario(lost=none_of("total"), note="crashed in total_check: the kernel died")
+def an_answer_that_crashes_the_kernel(nb):
+    answer(nb, "total", "def total(x):\n    return np.lib.stride_tricks.as_strided(x, (10**12,)).sum()")
+
+
+@scenario(note="crashed in cell")
+def a_scratch_cell_that_kills_the_kernel(nb):
+    insert(nb, "import os\nos._exit(1)", after="softmax")
+
+
+@scenario(lost=none_of("softmax"), note="crashed in cell")
+def a_crash_in_a_helper_cell_that_an_answer_needs(nb):
+    insert(nb, "import ctypes\nshift = 0.0\nctypes.string_at(0)", after="ceil_div")
+    answer(nb, "softmax", "def softmax(x):\n    e = np.exp(x - shift)\n    return e / e.sum(-1, keepdims=True)")
+
+
+@scenario(note="hung in cell")
+def an_endless_print(nb):
+    insert(nb, "i = 0\nwhile True:\n    i += 1\n    print('flood' * 20, i)", after="total")
+
+
+@scenario()
+def a_line_of_100_mb_and_thousands_of_displays(nb):
+    insert(nb, "print('x' * 100_000_000)")
+    insert(nb, "from IPython.display import display\nfor i in range(5_000): display(i)", after="total")
+
+
+# Accidents with cells.
+
+
+@scenario(note="ceil_div_check: the cell was missing and was put back")
+def a_deleted_check_cell(nb):
+    del nb.cells[at(nb, "ceil_div_check")]
+
+
+@scenario(lost=none_of("total"), note="total: the cell was missing and was put back")
+def a_deleted_answer(nb):
+    del nb.cells[at(nb, "total")]
+
+
+@scenario(lost=none_of("ceil_div"))
+def everything_of_the_first_question_deleted(nb):
+    for name in ("ceil_div", "ceil_div_check", "ceil_div_hidden"):
+        del nb.cells[at(nb, name)]
+
+
+@scenario(note="copies")
+def a_copied_check_cell(nb):
+    nb.cells.insert(at(nb, "total_check") + 1, copy_of(nb, "total_check", "dup00001"))
+
+
+@scenario(note="copies")
+def a_copied_answer(nb):
+    twin = copy_of(nb, "total", "dup00002")
+    twin.source = "x = 1"
+    nb.cells.insert(at(nb, "total") + 1, twin)
+
+
+@scenario(note="copies")
+def a_split_answer(nb):
+    twin = copy_of(nb, "softmax", "dup00003")
+    nb.cells[at(nb, "softmax")].source = "# my helper goes here"
+    nb.cells.insert(at(nb, "softmax") + 1, twin)
+
+
+@scenario(note="its metadata was restored")
+def a_changed_grade_id(nb):
+    nb.cells[at(nb, "softmax_check")].metadata.nbgrader.grade_id = "mine"
+
+
+@scenario()
+def changed_cell_ids(nb):
+    for n, cell in enumerate(nb.cells):
+        cell.id = f"zz{n}"
+
+
+@scenario(note="its metadata was restored")
+def stripped_metadata(nb):
+    for cell in nb.cells:
+        cell.metadata.pop("nbgrader", None)
+
+
+@scenario(note="its metadata was restored")
+def stripped_metadata_and_changed_ids(nb):
+    stripped_metadata(nb)
+    changed_cell_ids(nb)
+
+
+@scenario()
+def a_check_cell_turned_into_markdown(nb):
+    cell = nb.cells[at(nb, "total_check")]
+    cell.cell_type = "markdown"
+    for key in ("outputs", "execution_count"):
+        del cell[key]
+
+
+@scenario()
+def an_unknown_kernel_name(nb):
+    nb.metadata["kernelspec"] = {"name": "nonexistent", "display_name": "x", "language": "python"}
+
+
+@scenario()
+def outputs_and_magics_left_in(nb):
+    nb.cells[at(nb, "ceil_div_check")].outputs = [{"output_type": "stream", "name": "stderr", "text": "old"}]
+    insert(nb, "%matplotlib inline\n!ls /\nradius = 3")
+    insert(nb, "%%time\nsquare = 4", after="total")
+
+
+# Cheats.
+
+
+@scenario(note="its points were changed")
+def points_edited_to_a_thousand(nb):
+    nb.cells[at(nb, "softmax_hidden")].metadata.nbgrader.points = 1000
+
+
+@scenario(lost=none_of("ceil_div"))
+def emptied_checks_and_a_wrong_answer(nb):
+    answer(nb, "ceil_div", WRONG)
+    for name in ("ceil_div_check", "ceil_div_hidden"):
+        nb.cells[at(nb, name)].source = "5.0"
+
+
+@scenario(lost=none_of("ceil_div"))
+def a_tag_that_skips_the_check(nb):
+    answer(nb, "ceil_div", WRONG)
+    for name in ("ceil_div_check", "ceil_div_hidden"):
+        nb.cells[at(nb, name)].metadata["tags"] = ["skip-execution"]
+
+
+@scenario(lost=none_of("ceil_div"), note="tampered in cell", status="tampered")
+def asserts_stripped_from_every_cell(nb):
+    answer(nb, "ceil_div", WRONG)
+    insert(
+        nb,
+        """
+        import ast
+        class Strip(ast.NodeTransformer):
+            def visit_Assert(self, node):
+                return ast.Pass()
+        get_ipython().ast_transformers.append(Strip())
+    """,
+    )
+
+
+@scenario(lost=none_of("ceil_div"), note="tampered in cell", status="tampered")
+def a_kinder_score_function(nb):
+    answer(nb, "ceil_div", WRONG)
+    insert(nb, "labkit.score = lambda result, points=1.0: float(points)")
+
+
+@scenario(lost=none_of("ceil_div"), note="tampered in cell", status="tampered")
+def invariants_taken_out_of_a_question(nb):
+    answer(nb, "ceil_div", WRONG)
+    insert(
+        nb,
+        """
+        import labkit.checks
+        question = labkit.checks.find_question("ceil_div")
+        question.invariants[:] = [type(question.invariants[0])("fine", lambda answer: None, 1.0)]
+    """,
+    )
+
+
+@scenario(lost=none_of("total"), note="in total", status="tampered")
+def an_answer_that_patches_the_checks_when_called(nb):
+    answer(
+        nb,
+        "total",
+        "def total(x):\n    import labkit.checks.contract as c\n    c.Result.fraction = 1.0\n    return 0.0",
+    )
+
+
+@scenario(lost={"softmax_hidden": 0.0}, note="suspicious in softmax", status="tampered")
+def a_patched_numpy_passes_the_visible_check_only(nb):
+    answer(nb, "softmax", "def softmax(x):\n    return np.ones((2, 4))")
+    insert(nb, "np.allclose = lambda *a, **k: True")
+
+
+@scenario(lost={"ceil_div_hidden": 0.0}, note="suspicious in ceil_div", status="tampered")
+def a_number_that_equals_everything(nb):
+    answer(
+        nb,
+        "ceil_div",
+        """
+        class Any(int):
+            def __eq__(self, other): return True
+            __hash__ = int.__hash__
+        def ceil_div(n, size): return Any(-5)
+    """,
+    )
+
+
+@scenario(lost=none_of("softmax"), note="refused in softmax: `kernels.toy_answer", status="tampered")
+def the_shipped_answer(nb):
+    answer(nb, "softmax", "from kernels.toy_answer import softmax")
+
+
+@scenario(lost=none_of("total"), note="refused in total: `math.fsum", status="tampered")
+def a_refused_function_behind_a_helper(nb):
+    insert(nb, "import math\nadd_up = math.fsum")
+    answer(nb, "total", "def total(x):\n    return add_up(x.ravel())")
+
+
+@scenario(lost=none_of("ceil_div"))
+def the_shipped_answer_by_a_name_made_at_run_time(nb):
+    insert(
+        nb,
+        """
+        import builtins, importlib
+        try:
+            builtins.borrowed = importlib.import_module("ker" + "nels.toy_" + "answer").ceil_div
+        except ImportError as error:
+            print("NOTHING THERE:", error)
+    """,
+    )
+    answer(nb, "ceil_div", "def ceil_div(n, size):\n    return borrowed(n, size)")
+
+
+@scenario(
+    files={"numpy.py": "raise SystemExit", "labkit/__init__.py": "score = None"},
+    note="left out: labkit/__init__.py, numpy.py",
+)
+def modules_that_shadow_ours(nb):
+    pass
+
+
+@scenario(files={"data.txt": "my own numbers"})
+def a_changed_data_file(nb):
+    insert(nb, "print('DATA:', open('data.txt').read())")
+
+
+SPY = """
+import glob, os, socket, sys
+course = {root!r}
+places = [course, course + "/grading/gradebook.db", {repository!r} + "/solutions", {repository!r} + "/grading"]
+print("SEEN:", [p for p in places if os.path.exists(p)])
+print("NOTEBOOKS:", glob.glob("/tmp/**/*.ipynb", recursive=True) + glob.glob("*.ipynb"))
+print("USER:", os.getuid(), [line for line in open("/proc/self/status") if line.startswith("CapEff")][0].split()[1])
+print("PROCESSES:", len([p for p in os.listdir("/proc") if p.isdigit()]))
+try:
+    socket.create_connection(("127.0.0.1", {port}), timeout=3)
+    print("NETWORK: open")
+except OSError as error:
+    print("NETWORK: closed")
+try:
+    import grading
+    print("GRADING: imported")
+except ImportError:
+    print("GRADING: closed")
+print("SECRET:", os.environ.get("CAMP_TEST_SECRET"))
+import subprocess
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", {marker!r}], start_new_session=True)
+"""
