@@ -37,7 +37,7 @@ def _is_hidden(path: Path) -> bool:
 def write_bundle(target: Path, root: Path = ROOT) -> list[Path]:
     """Write the student's bundle to `target`, all of it or nothing; gives its files, relative to `target`.
 
-    ValueError if `target` is not empty or lies in a folder that the bundle is made from, or if a notebook is out of date.
+    ValueError if `target` is not empty or lies inside a folder of the bundle, or if a lab's notebook is out of date.
     """
     target = target.absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):

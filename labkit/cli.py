@@ -221,9 +221,10 @@ def bench(
     from labkit import benchmarks
 
     try:
-        raise typer.Exit(benchmarks.run(kernels or [], json_path) or 0)
+        code = benchmarks.run(kernels or [], json_path)
     except (KeyError, ValueError, RuntimeError) as error:
         raise CampError(str(error.args[0] if error.args else error)) from error
+    raise typer.Exit(code or 0)
 
 
 @app.command()
@@ -241,18 +242,19 @@ def release(
 
 @app.command()
 def build(
+    labs: Annotated[list[str] | None, typer.Argument(metavar="[LAB]...", help="All of them if none is named.")] = None,
     only_check: Annotated[
         bool, typer.Option("--check", help="Write nothing; fail if a notebook is out of date.")
     ] = False,
 ) -> None:
-    """Maintainers: write both notebooks of every lab from its source.
+    """Maintainers: write both notebooks of each lab from its source.
 
     \b
     Examples:
       labkit build
       labkit build --check
     """
-    _grading("build", *(["--check"] if only_check else []))
+    _grading("build", *(labs or []), *(["--check"] if only_check else []))
 
 
 @app.command(context_settings=ANYTHING | {"help_option_names": []}, add_help_option=False)

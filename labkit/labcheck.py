@@ -48,10 +48,13 @@ def graded_questions(cells: list[Cell]) -> list[str]:
 
 
 def restored(cells: list[Cell], release: list[Cell]) -> list[Cell]:
-    """The student's cells with every locked cell as the release has it; one that was deleted is put at the end."""
+    """The student's cells with every locked cell as the release has it; a deleted one comes back in its place."""
     locked = {c.id: c for c in release if c.is_locked}
-    present = {c.id for c in cells}
-    return [locked.get(c.id, c) for c in cells] + [c for c in locked.values() if c.id not in present]
+    result = [locked.get(c.id, c) for c in cells]
+    for before, cell in zip([None, *release], release, strict=False):
+        if cell.is_locked and cell not in result:
+            result.insert(next((n + 1 for n, c in enumerate(result) if before and c.id == before.id), 0), cell)
+    return result
 
 
 def refusal(cells: list[Cell], question: str) -> str:

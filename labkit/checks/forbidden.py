@@ -25,6 +25,8 @@ DYNAMIC_MODULES = (
     "operator.attrgetter", "operator.methodcaller", "os", "pickle", "pkgutil", "pydoc", "runpy", "subprocess",
     "sys.modules", "sys._getframe",
 )  # fmt: skip
+# Modules that other modules import, so that `module.os` leads to them too.
+WITHIN = {"builtins", "ctypes", "gc", "importlib", "inspect", "os", "pickle", "subprocess", "sys", *OURS}
 DYNAMIC_ATTRIBUTES = {
     "__builtins__", "__dict__", "__getattribute__", "__globals__", "__loader__", "__subclasses__", "_getframe",
     "f_back", "f_globals", "tb_frame",
@@ -58,7 +60,9 @@ def violations(source: str, names: tuple[str, ...], allowed: tuple[str, ...] = (
     for chain in _chains(tree):
         head, *rest = chain.split(".")
         used = ".".join([aliases.get(head, head), *rest])
-        if head in DYNAMIC_BUILTINS or used == "sys" or (head not in bound and _refused(used, names, allowed)):
+        is_module = head not in bound
+        reaches = bool(WITHIN & set(rest)) or _refused(used, names, allowed)
+        if head in DYNAMIC_BUILTINS or used == "sys" or (is_module and reaches):
             found.add(used)
         found |= {f".{a}" for a in rest if a in DYNAMIC_ATTRIBUTES or (a in attributes and not head)}
         found |= {f"{head}.{a}" for a in rest if a in attributes and head in bound}

@@ -128,6 +128,11 @@ def test_what_the_setup_cell_imports_by_name_is_offered_unless_it_is_the_answer(
     assert violations("kv_cache.write", ("kernels.kv_cache",), context=context)
 
 
+@pytest.mark.parametrize("source", ["models.os.popen('x')", "plots.importlib.import_module('x')", "torch.sys.modules"])
+def test_a_module_that_another_module_imports_is_not_reached_through_it(source):
+    assert violations(source, (), context="from labkit import models, plots\nimport torch")
+
+
 # the answer as an object
 
 
