@@ -24,8 +24,8 @@ def name() -> str:
 
 
 def model() -> str:
-    """What to call this machine in a table: the GPU's own name, or "CPU (Triton interpreter)"."""
-    return torch.cuda.get_device_name() if tier() == "cuda" else "CPU (Triton interpreter)"
+    """What to call this machine in a table: the GPU's own name, or "CPU"."""
+    return torch.cuda.get_device_name() if tier() == "cuda" else "CPU"
 
 
 def capability() -> tuple[int, int] | None:

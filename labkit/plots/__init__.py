@@ -1,0 +1,17 @@
+"""Figures of the notebooks, in one style that colour-blind readers can use. Each function gives a matplotlib Figure."""
+
+from labkit.plots.charts import bars, race_chart, roofline_chart
+from labkit.plots.paging import memory_map, waste_by_block_size
+from labkit.plots.recorded import evidence_chart
+from labkit.plots.style import COLOURS, colour
+
+__all__ = [
+    "COLOURS",
+    "bars",
+    "colour",
+    "evidence_chart",
+    "memory_map",
+    "race_chart",
+    "roofline_chart",
+    "waste_by_block_size",
+]

@@ -1,0 +1,178 @@
+"""Figures show what they were given, whole and legible."""
+
+import json
+import subprocess
+import sys
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import pytest
+from matplotlib.patches import Rectangle
+
+from labkit import plots
+from labkit.plots import recorded
+from labkit.pooltrace import Snapshot
+from labkit.races import Race
+from labkit.roofline import Ceilings, Work, floor
+
+POOL = Snapshot(7, 4, ((0, 1), (0,), (1,), (), (2,), ()), (4, 3, 1, 0, 4, 0), (0, 1, 2), (3,), "")
+
+
+@pytest.fixture(autouse=True)
+def closed():
+    yield
+    plt.close("all")
+
+
+def texts(figure):
+    """All words of a figure that a reader sees."""
+    figure.canvas.draw()
+    return [t for t in figure.findobj(matplotlib.text.Text) if t.get_text().strip() and t.get_visible()]
+
+
+def assert_legible(figure):
+    """No word is cut off by the edge of the figure, and no two words of the axes lie on one another."""
+    words = texts(figure)
+    renderer, edge = figure.canvas.get_renderer(), figure.bbox
+    shown = {}
+    for word in words:
+        box = word.get_window_extent(renderer)
+        inside = edge.x0 - 1 <= box.x0 and box.x1 <= edge.x1 + 1 and edge.y0 - 1 <= box.y0 and box.y1 <= edge.y1 + 1
+        axis_label_out_of_range = box.width == 0 or not box.overlaps(edge)
+        assert inside or axis_label_out_of_range, f"{word.get_text()!r} is cut off at {box}"
+        shown[word] = box
+    drawn = [w for w in figure.axes[0].texts if w in shown]
+    for n, one in enumerate(drawn):
+        for other in drawn[n + 1 :]:
+            assert not shown[one].overlaps(shown[other]), f"{one.get_text()!r} lies on {other.get_text()!r}"
+
+
+def said(figure):
+    return [t.get_text() for t in texts(figure)]
+
+
+def test_a_memory_map_draws_every_block_with_its_owners_and_says_what_is_free_and_wasted():
+    figure = plots.memory_map(POOL)
+    words = said(figure)
+    assert "step 7: 3 running, 1 waiting; 2 of 6 blocks free, 4 slots reserved and empty" in words
+    assert {"0, 1", "0", "1", "2"} <= set(words)
+    assert {"tokens of a request", "shared by several", "reserved, empty", "free"} <= set(words)
+    assert_legible(figure)
+
+
+def test_a_memory_map_fills_a_block_as_far_as_it_holds_tokens_and_hatches_shared_ones():
+    patches = [p for p in plots.memory_map(POOL).axes[0].patches if isinstance(p, Rectangle)]
+    hatched = [p for p in patches if p.get_hatch()]
+    assert len(hatched) == 1 and hatched[0].get_x() == 0, "block 0 alone is shared"
+    widths = {
+        round(p.get_x()): p.get_width()
+        for p in patches
+        if p.get_facecolor()[:3] == matplotlib.colors.to_rgb(plots.colour(1))
+    }
+    assert widths[2] == pytest.approx(0.88 / 4), "block 2 of request 1 holds one token of four"
+
+
+def test_a_memory_map_of_another_size_keeps_its_blocks_apart():
+    assert_legible(plots.memory_map(Snapshot(0, 16, ((0, 1, 2, 3, 4),) * 50, (9,) * 50, (0,), (), "")))
+    with pytest.raises(ValueError, match="one entry a block"):
+        plots.memory_map(Snapshot(0, 4, ((0,),), (1, 2), (0,), (), ""))
+
+
+def test_waste_is_drawn_with_a_line_a_law_and_the_marks_beside_one_another():
+    sizes = [1, 8, 16, 32, 64, 128, 256, 448, 832]
+    waste = {law: [0.001 * s**0.95 for s in sizes] for law in ("constant 20/500", "Poisson", "geometric", "log-normal")}
+    figure = plots.waste_by_block_size(
+        sizes, waste, marks={16: "default", 448: "hybrid, bf16 state", 832: "hybrid, fp32 state"}
+    )
+    assert len([line for line in figure.axes[0].lines if len(line.get_xdata()) == 9]) == 4
+    assert {"832", "448", "16", "1", "constant 20/500"} <= set(said(figure))
+    assert figure.axes[0].get_ylim()[1] > max(map(max, waste.values()))
+    assert_legible(figure)
+    with pytest.raises(ValueError, match="waste\\['short'\\] has 1 values for 9 block sizes"):
+        plots.waste_by_block_size(sizes, {"short": [0.1]})
+
+
+def test_bars_write_their_values_out():
+    figure = plots.bars({"block 16": 0.02, "reserve 2,048": 0.868}, unit="share")
+    assert {"0.02", "0.868", "block 16", "share"} <= set(said(figure))
+    assert_legible(figure)
+    with pytest.raises(ValueError, match="nothing to draw"):
+        plots.bars({})
+
+
+def test_a_race_is_drawn_as_ratios_and_an_inconclusive_one_is_grey_and_says_so():
+    race = Race(
+        {"peer": (2.0,) * 9, "ours": (1.0,) * 9, "noisy": (0.5, 1.5, 0.4, 1.8, 0.6, 2, 0.7, 1.1, 1)}, "peer", "CPU"
+    )
+    figure = race.chart()
+    words = said(figure)
+    assert {"2.00x", "1.00x", "noisy\n(inconclusive)", "times as fast as peer"} <= set(words)
+    faces = [p.get_facecolor()[:3] for p in figure.axes[0].patches]
+    assert faces[0] == faces[1] != faces[2]
+    assert_legible(figure)
+
+
+def test_a_roofline_places_points_at_their_intensity_and_share_of_the_roof():
+    on = Ceilings("some GPU", "1", 4e12, 4e12, {"float16": 8e14})
+    decode, matmul = Work("decode", 10**9, 8 * 10**9), Work("matmul", 10**9, 10**12)
+    figure = plots.roofline_chart(
+        on, [(w, floor(w, on).seconds * slower) for w, slower in ((decode, 2), (matmul, 1.25))], "float16"
+    )
+    assert {"decode: 50% of its roof", "matmul: 80% of its roof", "memory-bound"} <= set(said(figure))
+    assert_legible(figure)
+    with pytest.raises(ValueError, match="no peak of 'int8' was measured on some GPU, only float16"):
+        plots.roofline_chart(on, [], "int8")
+    with pytest.raises(ValueError, match="copy does no FLOPs"):
+        plots.roofline_chart(on, [(Work("copy", 1, 0), 1.0)], "float16")
+
+
+ROWS = [
+    {
+        "case": "1 x 8k",
+        "unit": "TB/s",
+        "better": "higher",
+        "ours": 2.0,
+        "peers": {"fa3_paged": 1.0, "vllm_triton": 4.0},
+    },
+    {"case": "64 x 4k", "unit": "us", "better": "lower", "ours": 2.0, "peers": {"fa3_paged": 3.0}},
+]
+
+
+@pytest.fixture
+def evidence(tmp_path, monkeypatch):
+    run = {"benchmark": "paged_attention", "gpu": "NVIDIA H200", "date": "2026-11-30", "rows": ROWS}
+    (tmp_path / "paged_attention.h200.json").write_text(json.dumps(run))
+    monkeypatch.setattr(recorded, "FOLDER", tmp_path)
+
+
+def test_recorded_runs_are_drawn_as_ratios_the_worst_case_on_top(evidence):
+    figure = plots.evidence_chart("paged_attention")
+    assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == ["1 x 8k", "64 x 4k"]
+    assert {
+        "FlashAttention 3, paged",
+        "vLLM's Triton kernel",
+        "paged_attention on NVIDIA H200, 2026-11-30: 2 cases",
+    } <= set(said(figure))
+    assert_legible(figure)
+    few = plots.evidence_chart("paged_attention", gpu="h200", most=1)
+    assert "the 1 worst of 2 cases" in few.axes[0].get_title(loc="left")
+
+
+def test_an_advantage_is_above_one_whichever_way_is_better():
+    assert recorded.advantages(ROWS[0]) == {"fa3_paged": 2.0, "vllm_triton": 0.5}
+    assert recorded.advantages(ROWS[1]) == {"fa3_paged": 1.5}
+
+
+def test_a_run_that_is_not_recorded_is_said_with_those_that_are(evidence):
+    (words,) = said(plots.evidence_chart("engine"))
+    assert words == "no run of 'engine' is recorded in labkit/evidence; recorded are: paged_attention.h200.json"
+
+
+def test_labkit_imports_without_matplotlib():
+    hide = "import sys; sys.modules['matplotlib'] = sys.modules['ipywidgets'] = None"
+    rest = "import labkit, labkit.meter, labkit.races, labkit.roofline, labkit.workload, labkit.models, labkit.device"
+    done = subprocess.run([sys.executable, "-c", f"{hide}; {rest}"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
