@@ -10,12 +10,17 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # forked graders share the cores; a fork must not find threads running
 
+os.environ.setdefault("MPLBACKEND", "agg")
+
 import functools
 import re
 from pathlib import Path
 
+import ipywidgets  # noqa: F401  (what the notebooks import is imported once, before the forks)
+import matplotlib.pyplot  # noqa: F401
 import nbformat
 import pytest
+import triton  # noqa: F401
 
 import labkit
 from grading import build, labrun
@@ -33,7 +38,8 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Fil
 
 
 def pytest_report_header() -> str:
-    return f"labs: grading the solutions with labkit {labkit.__version__} of {Path(labkit.__file__).parent}, tier {device.tier()}"
+    where = Path(labkit.__file__).parent
+    return f"labs: grading the solutions with labkit {labkit.__version__} of {where}, tier {device.tier()}"
 
 
 def pytest_terminal_summary(terminalreporter) -> None:

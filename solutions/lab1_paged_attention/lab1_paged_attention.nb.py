@@ -79,8 +79,8 @@ def kv_bytes_per_token(shape: ModelShape, dtype_bytes: int = 2) -> int:
 #
 # ## 2. How many requests fit
 #
-# The pool is cut into whole blocks, and a request takes whole blocks. So two roundings decide how many requests fit: the
-# pool is rounded **down** to blocks, a request is rounded **up**.
+# The pool is cut into blocks, and a request takes whole blocks: it is rounded **up**. What is left of the pool once the next
+# request does not fit serves nobody.
 
 # %% question="requests_that_fit" points=1 hidden=1
 def requests_that_fit(memory_bytes: int, bytes_per_token: int, tokens_per_request: int, block_size: int = 1) -> int:
@@ -97,7 +97,7 @@ def requests_that_fit(memory_bytes: int, bytes_per_token: int, tokens_per_reques
     ### END SOLUTION
 
 # %% [markdown]
-# <details><summary>Hint 1: where to look</summary>Both roundings, in the example of the docstring.</details>
+# <details><summary>Hint 1: where to look</summary>The example of the docstring: how many blocks does the request take, and how many are there?</details>
 # <details><summary>Hint 2: the idea</summary>How many blocks does the memory hold? How many does one request need?</details>
 # <details><summary>Hint 3: the shape of the code</summary>Two integer divisions and one ceiling.</details>
 #
@@ -771,14 +771,17 @@ LAWS = {
     "geometric": (workload.geometric(20), workload.geometric(500)),
     "log-normal": (workload.lognormal(20, 0.6), workload.lognormal(500, 0.6)),
 }
-BLOCK_SIZES = [1, 8, 16, 32, 64, 128, 256, 448, 832]
+HYBRID = models.SHAPES["Qwen3.8-27B"]
+HYBRID_BLOCKS = [HYBRID.hybrid_block_size(state_bytes, multiple=64) for state_bytes in (2, 4)]  # bf16 and fp32 states
+BLOCK_SIZES = [1, 8, 16, 32, 64, 128, 256, *HYBRID_BLOCKS]
 traces = {law: workload.make_requests(400, prompt=p, output=o, seed=1) for law, (p, o) in LAWS.items()}
 try:
     waste = {law: [paged_waste(t, b) for b in BLOCK_SIZES] for law, t in traces.items()}
-    plots.waste_by_block_size(BLOCK_SIZES, waste, marks={16: "default", 448: "hybrid, bf16 state", 832: "hybrid, fp32 state"})
+    plots.waste_by_block_size(BLOCK_SIZES, waste, marks={16: "default", HYBRID_BLOCKS[0]: "hybrid, bf16 state", HYBRID_BLOCKS[1]: "hybrid, fp32 state"})
     plt.show()
+    print(f"{'waste at block size':<20}" + "".join(f"{b:>7}" for b in BLOCK_SIZES))
     for law, values in waste.items():
-        print(f"{law:<16} block 16: {values[2]:5.1%}    block 448: {values[-2]:5.1%}    block 832: {values[-1]:5.1%}")
+        print(f"{law:<20}" + "".join(f"{v:>7.1%}" for v in values))
 except NotImplementedError:
     print("solve question 13 first")
 
@@ -880,7 +883,7 @@ def claims_on_trial() -> Verdicts:
     law_16 = {law: paged_waste(trace, 16) for law, trace in traces.items()}
     spread = max(law_16.values()) - min(law_16.values())
     short_long = law_16["constant 20/500"]
-    hybrid = [paged_waste(traces["constant 20/500"], b) for b in (448, 832)]
+    hybrid = [paged_waste(traces["constant 20/500"], b) for b in HYBRID_BLOCKS]
     grown: list[int] = []
     moved = 0
     for tokens in range(520):  # one request, 20 in and 500 out, one token at a time
@@ -893,7 +896,7 @@ def claims_on_trial() -> Verdicts:
                   "a clear penalty off Poisson", f"laws differ by {spread:.1%} of memory", spread > 0.05),
             Trial("short questions with long answers fragment memory by over 40 %", "20 in, 500 out, block 16",
                   "> 40 %", f"{short_long:.1%}", short_long > 0.4),
-            Trial("the same traffic, with the blocks of a hybrid model", "20 in, 500 out, blocks 448 and 832",
+            Trial("the same traffic, with the blocks of a hybrid model", f"20 in, 500 out, blocks {HYBRID_BLOCKS}",
                   "> 40 %", f"{hybrid[0]:.1%} and {hybrid[1]:.1%}", min(hybrid) > 0.4),
             Trial("such traffic splits and merges the page table all the time", "one request grown to 520 tokens",
                   "many moved entries", f"{len(grown)} blocks appended, {moved} entries moved", moved > 0),
@@ -915,5 +918,5 @@ verdicts
 # read the worst bar first.
 
 # %%
-plots.evidence("paged_attention")
+plots.evidence_chart("paged_attention")
 plt.show()

@@ -156,9 +156,10 @@ split_decode.invariant("every K and V is read once, inside its tensor", share=2)
 )
 
 
-@split_decode.invariant("more splits than blocks, and one split")
+@split_decode.invariant("more splits than blocks, one split, and splits of unequal size")
 def _(answer) -> float:
-    case, look_at = make_case([1, 20, 90], num_heads=4, num_kv_heads=2, seed=9), "a split without blocks has weight 0"
+    case = make_case([1, 20, 120], num_heads=4, num_kv_heads=2, seed=9)
+    look_at = "every block belongs to one split, and a split without blocks has weight 0"
     return max(agree(answer, case, f"{look_at}, num_splits={n}", num_splits=n) for n in (1, 3, 8))
 
 

@@ -45,7 +45,7 @@ def _shape(layers: int, heads: int, kv_heads: int, head_dim: int, attention_laye
 
 
 requests_that_fit = Question(
-    "requests_that_fit", LAB, "the pool is rounded down to whole blocks and a request up to whole blocks"
+    "requests_that_fit", LAB, "a request takes whole blocks, and what is left of the pool serves nobody"
 )
 
 
@@ -61,10 +61,10 @@ def _(answer) -> None:
     require(got == [100, 100, 50], f"{got} requests of 15, 16, 17 tokens in 100 blocks of 16, [100, 100, 50] expected")
 
 
-@requests_that_fit.invariant("the pool has whole blocks only")
+@requests_that_fit.invariant("a request that does not fit whole does not count")
 def _(answer) -> None:
     got = answer(100, 2, 17, 16)
-    require(got == 1, f"{got} requests of 17 tokens in 100 bytes at 2 bytes a token: only 3 blocks of 16 exist, so 1")
+    require(got == 1, f"{got} requests of 17 tokens in 100 bytes at 2 bytes a token: 2 of 3 blocks of 16 serve one, so 1")
 
 
 @requests_that_fit.invariant("a memory that cannot hold one request holds none")
