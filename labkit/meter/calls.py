@@ -30,13 +30,13 @@ def measure(function: Any, *args: Any, **kwargs: Any) -> Count:
     """Count what `function(*args, **kwargs)` asks for: a function that launches Triton kernels.
 
     The arguments' tensors are changed in place as if the call had run here, on any device. Raises what the call raised
-    (its type if that is a built-in one, else RuntimeError), TimeoutError after 60 s, and NotStandalone where the
+    (its type if that is a built-in one, else RuntimeError), TimeoutError after 45 s, and NotStandalone where the
     function refers to something that cannot be carried into another process.
     """
     return measure_many([Call(function, args, kwargs)])[0]
 
 
-def measure_many(calls: Sequence[Call], *, shuffle: int | None = None, timeout: float = 60.0) -> list[Count]:
+def measure_many(calls: Sequence[Call], *, shuffle: int | None = None, timeout: float = 45.0) -> list[Count]:
     """Count several calls in one child process, one after another.
 
     shuffle: a seed; the programs of each launch then run in an order drawn from it, where the interpreter's own order

@@ -141,7 +141,7 @@ def test_what_is_not_used_is_not_carried():
 
 def test_other_modules_are_imported_and_not_copied():
     source = standalone(uses_values)
-    assert "from labkit.models import ModelShape as ModelShape" in source
+    assert "from labkit.models.shapes import ModelShape as ModelShape" in source
     assert "import math as mathematics" in standalone(uses_helpers)
 
 
