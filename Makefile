@@ -16,7 +16,7 @@ PYTEST_ARGS ?=
 
 BIN := $(VENV)/bin
 
-.PHONY: help setup lab test lint check demo doctor locks
+.PHONY: help setup lab test lint check demo doctor locks whole
 
 help:
 	@echo 'make lab [LAB=lab1_paged_attention] [LAB_ARGS=--no-browser]   set up, then open a lab in JupyterLab'
@@ -36,15 +36,20 @@ lab: setup
 test: lint check
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-lint: setup
+# Before any set-up: a student's bundle has labs, labkit and kernels, and nothing to grade them with.
+whole:
+	@test -d grading || { echo "make $(MAKECMDGOALS) needs grading/ and tests/, which a student's bundle does not hold:" \
+		"'make lab' opens the lab, 'labkit check LAB' checks your work" >&2; exit 1; }
+
+lint: whole setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-check: setup
+check: whole setup
 	$(BIN)/labkit build --check
 
-demo: setup
+demo: whole setup
 	$(BIN)/python -m grading demo
 
 doctor: setup

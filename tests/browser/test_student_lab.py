@@ -9,6 +9,7 @@ from pathlib import Path
 
 from labkit.cells import needed, read_cells
 
+KERNEL_STATUS = "window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.status"
 RUN_CELLS = """async (numbers) => {
     const notebook = window.jupyterapp.shell.currentWidget.content;
     const code = notebook.widgets.filter(cell => cell.model.type === 'code');
@@ -38,8 +39,8 @@ def plugins(page) -> dict[str, bool]:
     return dict(zip(names, page.evaluate(ask, list(names)), strict=True))
 
 
-def test_the_lab_starts_within_ten_seconds_once_files_are_warm(student_lab):
-    assert student_lab.seconds < 30, "even a first start, on a busy machine, takes less"
+def test_the_lab_is_open_within_ten_seconds(student_lab):
+    assert student_lab.cpu_seconds < 10, "CPU time, so that a busy machine does not count"
 
 
 def test_nobody_gets_in_without_the_token(student_lab):
@@ -71,28 +72,43 @@ def test_dragging_the_slider_of_lab_1_redraws_the_plot(page, student_lab):
     numbers = [n for n, c in enumerate(cells) if c in needed(cells, [widget.id])]
     assert page.evaluate(RUN_CELLS, numbers) == [], "a cell that the widget needs failed"
 
-    picture = page.locator("img.pool-picture")
+    picture, readout = page.locator("img.pool-picture"), page.locator(".widget-readout").first
     picture.wait_for()
     picture.scroll_into_view_if_needed()
-    handle = page.locator(".jupyter-widgets .noUi-handle").first
-    before, step, address = (
-        picture.screenshot(),
-        page.locator(".widget-readout").first.inner_text(),
-        picture.get_attribute("src"),
-    )
+    first = settled(page, picture)
     shoot(page, "before")
 
-    box = handle.bounding_box()
+    drag(page, 250)
+    dragged = settled(page, picture)
+    shoot(page, "after")
+    assert readout.inner_text() != "0", "the slider did not move"
+    assert dragged != first, "the slider moved and the picture did not change"
+
+    drag(page, -600)
+    assert settled(page, picture) == first and readout.inner_text() == "0", (
+        "the first step looks different the second time"
+    )
+
+
+def drag(page, pixels: int) -> None:
+    """Drag the handle of the slider sideways with the mouse."""
+    box = page.locator(".jupyter-widgets .noUi-handle").first.bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     page.mouse.down()
-    page.mouse.move(box["x"] + 250, box["y"] + box["height"] / 2, steps=10)
+    page.mouse.move(box["x"] + box["width"] / 2 + pixels, box["y"] + box["height"] / 2, steps=10)
     page.mouse.up()
-    page.wait_for_function("old => document.querySelector('img.pool-picture').src !== old", arg=address)
-    page.wait_for_function("() => document.querySelector('img.pool-picture').complete")
-    shoot(page, "after")
+    page.mouse.move(5, 5)  # off the handle, which is drawn differently under the mouse
 
-    assert page.locator(".widget-readout").first.inner_text() != step, "the slider did not move"
-    assert picture.screenshot() != before, "the slider moved and the picture did not change"
+
+def settled(page, picture) -> bytes:
+    """The picture as it is on the screen once the kernel has drawn all that it was asked for."""
+    for _ in range(60):
+        page.wait_for_function(f"() => {KERNEL_STATUS} === 'idle'")
+        before = picture.screenshot()
+        page.wait_for_timeout(700)
+        if page.evaluate(KERNEL_STATUS) == "idle" and picture.screenshot() == before:
+            return before
+    raise AssertionError("the picture does not come to rest")
 
 
 def shoot(page, name: str) -> None:
