@@ -12,7 +12,6 @@ import json
 import os
 import platform
 import re
-import statistics
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -170,9 +169,9 @@ def _cpu_model() -> str:
 def _measure(name: str, driver: str) -> Ceilings:
     where, cuda = device.name(), device.tier() == "cuda"
     read, copy = _bandwidths((1 << 28) if cuda else (1 << 25), where)  # 1 GiB, 128 MiB: several times any cache
-    side = 8192 if cuda else 1024
+    sides = (4096, 8192) if cuda else (512, 1024)  # the larger one may be throttled, the smaller one too small
     dtypes = [torch.float16, torch.bfloat16, torch.float32] if cuda else [torch.float32]
-    flops = {str(t).removeprefix("torch."): _matmul_flops(side, t, where) for t in dtypes}
+    flops = {str(t).removeprefix("torch."): max(_matmul_flops(n, t, where) for n in sides) for t in dtypes}
     return Ceilings(name, driver, read, copy, flops)
 
 
@@ -189,16 +188,20 @@ def _matmul_flops(side: int, dtype: torch.dtype, where: str) -> float:
     return 2 * side**3 / _seconds(lambda: a @ b)
 
 
-def _seconds(call: Callable[[], object], rounds: int = 7) -> float:
-    """The fastest but one of some calls: a ceiling is what the device can do, not what it does on average."""
-    times = []
+def _seconds(call: Callable[[], object], rounds: int = 9) -> float:
+    """The fastest of some calls: a ceiling is what the device can do, not what it does on average."""
     call()
-    for _ in range(rounds):
-        if device.tier() == "cuda":
-            torch.cuda.synchronize()
+    return min(_once(call) for _ in range(rounds))
+
+
+def _once(call: Callable[[], object]) -> float:
+    if device.tier() != "cuda":
         began = time.perf_counter()
         call()
-        if device.tier() == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - began)
-    return statistics.fmean(sorted(times)[:2])
+        return time.perf_counter() - began
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    call()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3

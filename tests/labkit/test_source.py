@@ -20,6 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
+from labkit import device
 from labkit.cells import run_cell
 from labkit.models import ModelShape
 from labkit.source import NotStandalone, standalone
@@ -129,7 +130,7 @@ def test_functions_that_call_each_other_and_decorators_are_carried_once():
 def test_a_kernel_brings_its_device_functions_and_its_decorators():
     source = standalone(kernel)
     assert "@triton.heuristics" in source and "def _twice" in source
-    x = torch.ones(5)
+    x = torch.ones(5, device=device.name())
     load(source)["kernel"][(1,)](x, 5)
     assert x.eq(2).all()
 
@@ -157,7 +158,7 @@ CELLS = (
 def test_a_notebooks_function_is_gathered_from_its_cells_the_newest_definition_counting():
     source = standalone(notebook(*CELLS)["run"])
     assert "the newer definition" in source and "return n + 1" not in source
-    assert torch.equal(load(source)["run"](torch.zeros(16)), torch.arange(16.0))
+    assert torch.equal(load(source)["run"](torch.zeros(16, device=device.name())).cpu(), torch.arange(16.0))
 
 
 def test_a_standalone_module_needs_nothing_of_the_process_that_made_it(tmp_path):
