@@ -128,13 +128,7 @@ class Environment:
         quiet = [] if sys.stdout.isatty() else ["--quiet", "--quiet"]  # once hides the bars, twice the warnings too
         # PIP_USER: a user's setting `user = true` would make pip refuse every virtual environment
         extra = {"PIP_USER": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-        run([str(self.python), "-m", "pip", "install", "--no-deps", "--no-compile", *quiet, *args], extra)
-
-    def compile(self) -> None:
-        """Compile what was installed, on all cores; pip would do it on one. A sandbox could not keep the result."""
-        sites = [str(p) for p in self.path.glob("lib/python3*/site-packages")]
-        # the exit code says no more than that some package ships a test file of broken syntax
-        subprocess.run([str(self.python), "-m", "compileall", "-qq", "-j", "0", *sites], capture_output=True)
+        run([str(self.python), "-m", "pip", "install", "--no-deps", *quiet, *args], extra)
 
 
 def normalized(name: str) -> str:
@@ -238,7 +232,6 @@ def install(env: Environment, flavour: str, torch_cpu_index: str, stamp: dict) -
                 env.pip("--no-index", str(vllm_metadata_wheel(Path(folder), version[1])))
     say("3/3 the camp itself, editable")
     env.pip("--no-index", "--no-build-isolation", "--editable", str(ROOT))
-    env.compile()
     env.stamp.write_text(json.dumps(stamp, indent=1), encoding="utf-8")
 
 
