@@ -11,6 +11,7 @@ import ctypes
 import importlib
 import importlib.util
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ def _cuda_is_here() -> bool:
 
 if not _cuda_is_here():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+    if "triton" in sys.modules:  # imported first, as a sorted list of imports has it
+        importlib.import_module("labkit.triton_internals").interpret_library()
 
 
 def __getattr__(name: str) -> Any:

@@ -8,6 +8,7 @@ stores, of which the interpreter has four primitives, translate the address back
 from __future__ import annotations
 
 import inspect
+import sys
 import types
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,6 +29,26 @@ ALIGNMENT = 0xFFF  # low bits kept from the real address, since descriptors ask 
 def interpreting() -> bool:
     """True where Triton's own library was decorated for the interpreter, so that kernels of this process can run."""
     return bool(triton.knobs.runtime.interpret) and isinstance(tl.sum, interpreter.InterpretedFunction)
+
+
+def interpret_library() -> None:
+    """Interpret Triton's own functions (tl.sum, tl.max, ...) where Triton was imported before the tier was picked.
+
+    They are decorated when Triton is imported, and an interpreted kernel cannot call a compiled one. Does nothing where
+    they are interpreted already.
+    """
+    remade: dict[int, Any] = {}
+    modules = [m for name, m in sys.modules.items() if m and name.split(".")[:2] == ["triton", "language"]]
+    for owner in [*modules, tl.tensor]:
+        for name, value in list(vars(owner).items()):
+            if isinstance(value, jit.JITFunction):
+                function = remade.setdefault(id(value), interpreter.InterpretedFunction(value.fn))
+                setattr(owner, name, _method(function) if owner is tl.tensor else function)
+
+
+def _method(function: Any) -> Callable:
+    """x.sum() needs something that binds x, which an InterpretedFunction does not."""
+    return lambda *args, **kwargs: function(*args, **kwargs)
 
 
 def is_kernel(value: Any) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -61,6 +62,7 @@ def _stop(owner: int) -> None:
 
 def serve(descriptor: int) -> None:
     """In the server: answer requests until the other end of the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # interrupting a notebook reaches its whole process group
     connection = Connection(descriptor)
     with contextlib.suppress(EOFError):
         while True:

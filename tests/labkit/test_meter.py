@@ -2,7 +2,11 @@
 
 import math
 import os
+import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -39,7 +43,7 @@ def softmax_kernel(x_ptr, out_ptr, stride_x, stride_o, columns, BLOCK_SIZE: tl.c
     offsets = tl.arange(0, BLOCK_SIZE)
     inside = offsets < columns
     x = tl.load(x_ptr + row * stride_x + offsets, mask=inside, other=float("-inf"))
-    e = _exponential(x - tl.max(x, axis=0))
+    e = _exponential(x - x.max(axis=0))
     tl.store(out_ptr + row * stride_o + offsets, e / tl.sum(e, axis=0), mask=inside)
 
 
@@ -288,7 +292,7 @@ def crooked(x):
 
 
 def crash(x):
-    os.abort()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def sleeper(x):
@@ -337,3 +341,26 @@ def test_the_interpreter_is_left_alone_in_this_process():
 
     assert interpreter.GridExecutor.__call__.__module__ == "triton.runtime.interpreter"
     assert observe.__doc__ and "no way back" in observe.__doc__
+
+
+IMPORTED_TOO_EARLY = """
+import sys, torch, triton
+import triton.language as tl
+import labkit
+from labkit import meter
+from labkit.triton_internals import interpreting
+sys.path.insert(0, sys.argv[1])
+from test_meter import softmax
+assert interpreting()
+x = torch.randn(3, 5)
+torch.testing.assert_close(softmax(x), x.softmax(-1))
+assert meter.calls._can_fork()
+print(meter.measure(softmax, x).bytes)
+"""
+
+
+def test_triton_may_be_imported_before_labkit_picks_the_tier():
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-c", IMPORTED_TOO_EARLY, str(Path(__file__).parent)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.stdout == "120\n", done.stderr
