@@ -13,19 +13,20 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # forked graders share the cores;
 os.environ.setdefault("MPLBACKEND", "agg")
 
 import functools
+import importlib
 import re
 from pathlib import Path
 
-import ipywidgets  # noqa: F401  (what the notebooks import is imported once, before the forks)
-import matplotlib.pyplot  # noqa: F401
 import nbformat
 import pytest
-import triton  # noqa: F401
 
 import labkit
 from grading import build, labrun
 from labkit import device
 from labkit.cells import dependents
+
+for _module in ("triton", "ipywidgets", "matplotlib.pyplot", "labkit.widgets"):  # once, before the forks; after labkit
+    importlib.import_module(_module)
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOK_BYTES = 100_000
