@@ -70,7 +70,9 @@ def _grade(cells: list[Cell], question: str, outcomes: dict[str, Outcome], refus
     graded = [c for c in cells if c.question == question and c.points is not None]
     possible = sum(c.points or 0 for c in graded)
     said = [refusal] if refusal else []
-    for cell in [c for c in cells if c.question == question]:
+    for cell in [
+        c for c in cells if c.question == question and c.id in outcomes
+    ]:  # a crash leaves the graded ones only
         said += [outcomes[cell.id].text, outcomes[cell.id].error]
     earned = 0.0 if refusal else sum(outcomes[c.id].value or 0.0 for c in graded)
     return Grade(earned, possible, "\n".join(filter(None, said)))

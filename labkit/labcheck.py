@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from labkit.cells import Cell, forked, names, needed, plain_python, read_cells, run_cells
+from labkit.undrawn import stand_in
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ def _check(cells: list[Cell], question: str, timeout: float) -> Verdict:
         return Verdict(question, "failed", 0.0, possible, hidden, said)
     run = needed(cells, [question, check_id])
     try:
-        outcomes = forked(lambda: run_cells(run), timeout)
+        outcomes = forked(lambda: (stand_in(), run_cells(run))[1], timeout)
     except (TimeoutError, RuntimeError) as error:
         return Verdict(question, "failed", 0.0, possible, hidden, str(error))
     answer, check = outcomes[question], outcomes[check_id]

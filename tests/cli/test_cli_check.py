@@ -163,15 +163,17 @@ def test_a_missing_tier_is_one_line(camp, monkeypatch):
 
 def test_no_jupyter_package_is_needed(camp):
     """The real command in a Python where every Jupyter package, matplotlib and ipywidgets fail to import."""
-    camp.write_mine(toy_notebook(SOLVED))
+    setup = "import matplotlib.pyplot as plt\\nfrom IPython.display import HTML\\nfrom labkit import plots, widgets\\n"
+    setup += "import labkit\\nfigure = plt.figure()\\nfigure.gca().plot([1])\\n"
+    solved = SOLVED | {"double": "def double(x):\n    assert figure\n    return 2 * x"}
+    camp.write_mine(toy_notebook(solved).replace("import labkit", setup, 1))
     block = (
         "import sys\n"
-        "class Block:\n"
-        "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name.split('.')[0] in {'IPython', 'ipykernel', 'ipywidgets', 'jupyter_client', 'jupyter_core',"
-        " 'jupyter_server', 'jupyterlab', 'jupytext', 'matplotlib', 'nbclient', 'nbconvert', 'nbformat', 'nbgrader'}:\n"
-        "            raise ModuleNotFoundError(name)\n"
-        "sys.meta_path.insert(0, Block())\n"
+        "from importlib.machinery import PathFinder\n"
+        "find = PathFinder.find_spec\n"
+        "gone = {'IPython', 'ipykernel', 'ipywidgets', 'jupyter_client', 'jupyter_core', 'jupyter_server', 'jupyterlab',"
+        " 'jupytext', 'matplotlib', 'nbclient', 'nbconvert', 'nbformat', 'nbgrader'}\n"
+        "PathFinder.find_spec = lambda name, *rest: None if name.split('.')[0] in gone else find(name, *rest)\n"
         f"sys.path.insert(0, {str(ROOT)!r})\n"
         "from labkit.checks import Question, registry\n"
         "q = Question('double', 'lab1_toy', ''); q.invariant('x')(lambda f: None if f(2) == 4 else 1 / 0)\n"
