@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib
 import io
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import ipywidgets
 import matplotlib.pyplot as plt
 
 from labkit import plots
 from labkit.pooltrace import PoolTrace, Snapshot, play
+
+if TYPE_CHECKING:
+    import ipywidgets
 
 
 def pool_trace(allocator_class: Any, num_blocks: int = 24, block_size: int = 4) -> PoolTrace:
@@ -34,6 +36,8 @@ def _empty(num_blocks: int, block_size: int) -> Snapshot:
 
 def pool_stepper(trace: PoolTrace) -> ipywidgets.Widget:
     """A slider over the steps of a trace, with a play button; the picture and the numbers follow it, back and forth."""
+    import ipywidgets  # a lab's checks run where no Jupyter package is installed
+
     last = len(trace.steps) - 1
     slider = ipywidgets.IntSlider(0, 0, last, description="step", layout={"width": "60%"})
     player = ipywidgets.Play(min=0, max=last, interval=400, show_repeat=False)
