@@ -1,4 +1,4 @@
-"""The pool widget without a browser: moving the slider changes the picture; a broken allocator still gives a picture."""
+"""The pool widget without a browser: the slider moves the picture, and a broken allocator has one too."""
 
 import subprocess
 import sys
