@@ -58,6 +58,7 @@ print(f"kernels run on: {device.tier()}")
 #
 # *Predict:* which of the three takes the most memory for one token, and by what factor?
 
+
 # %% question="kv_bytes_per_token" points=1 hidden=1
 def kv_bytes_per_token(shape: ModelShape, dtype_bytes: int = 2) -> int:
     """Bytes of KV cache that one token takes, over the whole model.
@@ -71,6 +72,7 @@ def kv_bytes_per_token(shape: ModelShape, dtype_bytes: int = 2) -> int:
     return 2 * shape.attention_layers * shape.num_kv_heads * shape.head_dim * dtype_bytes
     ### END SOLUTION
 
+
 # %% [markdown]
 # <details><summary>Hint 1: where to look</summary>The table above: which of its columns appear in the cost?</details>
 # <details><summary>Hint 2: the idea</summary>Count numbers first: two vectors (K and V) of length head_dim, for each KV head,
@@ -81,6 +83,7 @@ def kv_bytes_per_token(shape: ModelShape, dtype_bytes: int = 2) -> int:
 #
 # The pool is cut into blocks, and a request takes whole blocks: it is rounded **up**. What is left of the pool once the next
 # request does not fit serves nobody.
+
 
 # %% question="requests_that_fit" points=1 hidden=1
 def requests_that_fit(memory_bytes: int, bytes_per_token: int, tokens_per_request: int, block_size: int = 1) -> int:
@@ -95,6 +98,7 @@ def requests_that_fit(memory_bytes: int, bytes_per_token: int, tokens_per_reques
     blocks = memory_bytes // (block_size * bytes_per_token)
     return blocks // math.ceil(tokens_per_request / block_size)
     ### END SOLUTION
+
 
 # %% [markdown]
 # <details><summary>Hint 1: where to look</summary>The example of the docstring: how many blocks does the request take, and how many are there?</details>
@@ -123,6 +127,7 @@ except NotImplementedError:
 #
 # *Predict:* what is the waste if 2,048 tokens are reserved and all requests are 20 in, 500 out?
 
+
 # %% question="reservation_waste" points=2 hidden=1
 def reservation_waste(requests: list[workload.Request], max_model_len: int) -> float:
     """Share of reserved token-steps that hold no token, over the whole trace, between 0 and 1.
@@ -142,6 +147,7 @@ def reservation_waste(requests: list[workload.Request], max_model_len: int) -> f
         reserved += r.output_len * max_model_len
     return 1 - used / reserved
     ### END SOLUTION
+
 
 # %% [markdown]
 # <details><summary>Hint 1: where to look</summary>The example: two steps, two numbers of used tokens, one reservation.</details>
@@ -170,6 +176,7 @@ except NotImplementedError:
 # * no block is ever handed out twice, and none is lost;
 # * freeing a free block is an error (`ValueError`), and so is sharing one;
 # * asking for more than there is raises `OutOfBlocks` **and changes nothing**, so that the caller can make room and retry.
+
 
 # %% question="block_allocator" points=3 hidden=3
 class BlockAllocator:
@@ -231,6 +238,7 @@ class BlockAllocator:
             self._free.append(block)
         ### END SOLUTION
 
+
 # %% [markdown]
 # <details><summary>Hint 1: where to look</summary>Two pieces of state are enough: who owns what, and what is free.</details>
 # <details><summary>Hint 2: the idea</summary>A list of counts, and a list used as a stack of free blocks. Check before you change.
@@ -253,6 +261,7 @@ class BlockAllocator:
 #
 # `append_slots` grows the table only when a token crosses into a new block. The blocks come from `allocate`, which is passed in.
 
+
 # %% question="append_slots" points=2 hidden=2
 def append_slots(
     block_table: list[int], num_tokens: int, num_new: int, block_size: int, allocate: Callable[[int], list[int]]
@@ -273,6 +282,7 @@ def append_slots(
     return [block_table[p // block_size] * block_size + p % block_size for p in positions]
     ### END SOLUTION
 
+
 # %% [markdown]
 # <details><summary>Hint 1: where to look</summary>How many blocks must the table have in the end? How many does it have?</details>
 # <details><summary>Hint 2: the idea</summary>Ask once for all missing blocks: then there is nothing to undo when it fails.</details>
@@ -285,6 +295,7 @@ def append_slots(
 # and V in one tensor, so the K cache you see has gaps between its blocks. Write through the view; do not reshape it into a copy.
 #
 # In a real batch some rows are padding. Their slot is **-1**, and they are not written.
+
 
 # %% question="write_kv" points=2 hidden=2
 def write_kv(
@@ -303,6 +314,7 @@ def write_kv(
     v_cache[block, offset] = v[real]
     ### END SOLUTION
 
+
 # %% [markdown]
 # <details><summary>Hint 1: where to look</summary>A slot is one number; the cache has two dimensions for it.</details>
 # <details><summary>Hint 2: the idea</summary>Split the slot into block and offset and index with both tensors at once. What does Python
@@ -316,6 +328,7 @@ def write_kv(
 # but it is what you will hold your kernel against.
 #
 # With grouped queries, query head `h` uses KV head `h // (num_heads // num_kv_heads)`. Compute in fp32, return the dtype of `q`.
+
 
 # %% question="gather_attention" points=3 hidden=2
 def gather_attention(
@@ -340,12 +353,15 @@ def gather_attention(
         if length == 0:
             continue
         blocks = block_table[i, : math.ceil(length / block_size)].long()
-        k = k_cache[blocks].flatten(0, 1)[:length].float().repeat_interleave(group, dim=1)  # (length, num_heads, head_dim)
+        k = (
+            k_cache[blocks].flatten(0, 1)[:length].float().repeat_interleave(group, dim=1)
+        )  # (length, num_heads, head_dim)
         v = v_cache[blocks].flatten(0, 1)[:length].float().repeat_interleave(group, dim=1)
         p = torch.softmax(scale * torch.einsum("hd,thd->ht", q[i].float(), k), dim=-1)
         o[i] = torch.einsum("ht,thd->hd", p, v).to(q.dtype)
     return o
     ### END SOLUTION
+
 
 # %% [markdown]
 # <details><summary>Hint 1: where to look</summary><code>k_cache[blocks]</code> with a tensor of block ids gives
@@ -376,6 +392,7 @@ def gather_attention(
 # `tl.program_id`, `tl.arange`, `tl.load(pointer, mask=, other=)`, `tl.store`, `tl.where`, `tl.max`, `tl.sum`, `tl.exp`. A tile
 # gets its shape from broadcasting: `q[:, None, :] * k[None, :, :]` is `(GROUP, BLOCK_SIZE, HEAD_DIM)`.
 
+
 # %% question="paged_decode" points=5 hidden=4 timeout=120
 @triton.jit
 def paged_decode_kernel(
@@ -398,14 +415,16 @@ def paged_decode_kernel(
     m = tl.full((GROUP,), float("-inf"), tl.float32)
     l = tl.zeros((GROUP,), tl.float32)
     acc = tl.zeros((GROUP, HEAD_DIM), tl.float32)
-    for i in range(0, tl.cdiv(seq_len, BLOCK_SIZE)):
+    for i in range(tl.cdiv(seq_len, BLOCK_SIZE)):
         block = tl.load(block_table_ptr + seq * table_stride + i).to(tl.int64)
         valid = i * BLOCK_SIZE + tokens < seq_len  # the tail of the last block holds nothing of ours
         k_at = block * k_block_stride + kv_head * k_head_stride + tokens[:, None] * k_token_stride + dims[None, :]
         v_at = block * v_block_stride + kv_head * v_head_stride + tokens[:, None] * v_token_stride + dims[None, :]
         k = tl.load(k_ptr + k_at, mask=valid[:, None], other=0.0).to(tl.float32)  # (BLOCK_SIZE, HEAD_DIM)
         v = tl.load(v_ptr + v_at, mask=valid[:, None], other=0.0).to(tl.float32)
-        s = tl.where(valid[None, :], tl.sum(q[:, None, :] * k[None, :, :], axis=2), float("-inf"))  # (GROUP, BLOCK_SIZE)
+        s = tl.where(
+            valid[None, :], tl.sum(q[:, None, :] * k[None, :, :], axis=2), float("-inf")
+        )  # (GROUP, BLOCK_SIZE)
         m_new = tl.maximum(m, tl.max(s, axis=1))
         alpha = tl.exp(m - m_new)
         p = tl.exp(s - m_new[:, None])
@@ -437,6 +456,7 @@ def paged_decode(
     )  # fmt: skip
     return o
 
+
 # %% [markdown]
 # <details><summary>Hint 1: where to look</summary>Write the loop with <code>m</code>, <code>l</code>, <code>acc</code> first and only the
 # loads missing; then one load at a time. In the interpreter <code>print(tile)</code> works inside the kernel.</details>
@@ -456,6 +476,7 @@ def paged_decode(
 #
 # Scores of real models reach hundreds, and $e^{200}$ is infinite in fp32: subtract the largest `lse` first. A split may be empty
 # (more splits than blocks): its `lse` is minus infinity and its weight 0. Mind what `-inf - -inf` is.
+
 
 # %% question="split_decode" points=5 hidden=4 timeout=120
 @triton.jit
@@ -536,6 +557,7 @@ def split_decode(
     )  # fmt: skip
     return combine_splits(o, lse).to(q.dtype)
 
+
 # %% [markdown]
 # <details><summary>Hint 1: where to look</summary>The kernel is that of question 8; only the range of its loop and its last lines
 # differ.</details>
@@ -563,6 +585,7 @@ def split_decode(
 # * a block that somebody owns must never be evicted, whatever its age;
 # * what is evicted is what was used least recently, and of one chain the **end goes first**: a chain without its head cannot be
 #   matched any more.
+
 
 # %% question="prefix_cache" points=3 hidden=3
 class PrefixCache:
@@ -630,6 +653,7 @@ class PrefixCache:
 
     ### END SOLUTION
 
+
 # %% [markdown]
 # <details><summary>Hint 1: where to look</summary>A dictionary from key to block; the order of an <code>OrderedDict</code> can be the
 # order of use.</details>
@@ -643,6 +667,7 @@ class PrefixCache:
 # Two samples of the same prompt share its blocks, the half-full last one included. When one of them writes its next token there, the
 # other would read it. So before writing into a shared block, a request takes a **copy**: a block of its own, filled with what the
 # shared one holds. The shared one loses an owner.
+
 
 # %% question="writable_block" points=2 hidden=2
 def writable_block(block_table: list[int], index: int, pool, copy_block: Callable[[int, int], None]) -> int:
@@ -662,6 +687,7 @@ def writable_block(block_table: list[int], index: int, pool, copy_block: Callabl
     return own
     ### END SOLUTION
 
+
 # %% [markdown]
 # <details><summary>Hint 1: where to look</summary>Four things happen to a shared block's table entry; in which order can none be
 # lost?</details>
@@ -676,6 +702,7 @@ def writable_block(block_table: list[int], index: int, pool, copy_block: Callabl
 #
 # A running `Sequence` has `id`, `tokens`, `block_table`, `num_computed`. In this step each running sequence will write K and V of its
 # newest token, so its table must hold `len(tokens)` tokens.
+
 
 # %% question="make_room" points=3 hidden=2
 def make_room(running: list[Sequence], waiting: list[Sequence], pool, block_size: int) -> None:
@@ -701,6 +728,7 @@ def make_room(running: list[Sequence], waiting: list[Sequence], pool, block_size
         victim.num_computed = 0
         waiting.insert(0, victim)
     ### END SOLUTION
+
 
 # %% [markdown]
 # <details><summary>Hint 1: where to look</summary>Serve from the front of <code>running</code>, take from its back.</details>
@@ -732,6 +760,7 @@ plt.show()
 # Now measure waste as in question 3, with blocks instead of a reservation: at each step a request holds the blocks it needs for its
 # tokens, and what is empty is in the last one.
 
+
 # %% question="paged_waste" points=2 hidden=2
 def paged_waste(requests: list[workload.Request], block_size: int) -> float:
     """Share of allocated token-steps that hold no token, over the whole trace, between 0 and 1.
@@ -748,6 +777,7 @@ def paged_waste(requests: list[workload.Request], block_size: int) -> float:
         held += int((-(-tokens // block_size) * block_size).sum())
     return 1 - used / held
     ### END SOLUTION
+
 
 # %% [markdown]
 # <details><summary>Hint 1: where to look</summary>Question 3, with another denominator.</details>
@@ -777,7 +807,11 @@ BLOCK_SIZES = [1, 8, 16, 32, 64, 128, 256, *HYBRID_BLOCKS]
 traces = {law: workload.make_requests(400, prompt=p, output=o, seed=1) for law, (p, o) in LAWS.items()}
 try:
     waste = {law: [paged_waste(t, b) for b in BLOCK_SIZES] for law, t in traces.items()}
-    plots.waste_by_block_size(BLOCK_SIZES, waste, marks={16: "default", HYBRID_BLOCKS[0]: "hybrid, bf16 state", HYBRID_BLOCKS[1]: "hybrid, fp32 state"})
+    plots.waste_by_block_size(
+        BLOCK_SIZES,
+        waste,
+        marks={16: "default", HYBRID_BLOCKS[0]: "hybrid, bf16 state", HYBRID_BLOCKS[1]: "hybrid, fp32 state"},
+    )
     plt.show()
     print(f"{'waste at block size':<20}" + "".join(f"{b:>7}" for b in BLOCK_SIZES))
     for law, values in waste.items():
@@ -797,6 +831,7 @@ except NotImplementedError:
 # every step. Two real engines got this wrong in two ways, and both bugs are in the class below. It passes a quick look: short
 # sequences, each staying in its row, work.
 
+
 # %% readonly="broken_block_table"
 class BrokenBlockTable:
     """[max_seqs, width] int32, refilled in place before each step. It has two faults."""
@@ -812,9 +847,11 @@ class BrokenBlockTable:
             self.table[row, self._filled[row] : self._filled[row] + len(new)] = torch.tensor(new, dtype=torch.int32)
             self._filled[row] = max(self._filled[row], min(len(blocks), self.table.shape[1]))
 
+
 # %% [markdown]
 # **First write the test that fails.** It gets a class like the one above and must raise `AssertionError` if the class has either fault,
 # and nothing if it is sound. (It is graded on sound and faulty classes that you do not see.)
+
 
 # %% question="block_table_test" points=2 hidden=2
 def block_table_test(table_class: type) -> None:
@@ -834,6 +871,7 @@ def block_table_test(table_class: type) -> None:
     assert tables.table.data_ptr() == kept, "the table moved: a captured graph still reads the old address"
     ### END SOLUTION
 
+
 # %% [markdown]
 # <details><summary>Hint 1: where to look</summary>What happens with a sequence of exactly <code>max_model_len</code> tokens when that is no
 # multiple of the block size? What happens when another, shorter sequence takes over a row?</details>
@@ -843,6 +881,7 @@ def block_table_test(table_class: type) -> None:
 # <code>assert table.tolist() == expected</code>. Remember the address: <code>data_ptr()</code>.</details>
 #
 # **Then fix it.**
+
 
 # %% question="static_block_table" points=2 hidden=2
 class StaticBlockTable:
@@ -868,6 +907,7 @@ class StaticBlockTable:
             self.table[row, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
         ### END SOLUTION
 
+
 # %% [markdown]
 # <details><summary>Hint 1: where to look</summary>The width, and what is left of the row's last user.</details>
 # <details><summary>Hint 2: the idea</summary>Remember nothing between steps: clear, then write. Refuse before you clear.</details>
@@ -877,6 +917,7 @@ class StaticBlockTable:
 # ## Claims on trial
 #
 # Each line is a sentence of the article, run as an experiment with what you built. The verdict is computed from the numbers.
+
 
 # %%
 def claims_on_trial() -> Verdicts:

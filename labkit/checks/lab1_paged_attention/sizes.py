@@ -76,7 +76,7 @@ def _(answer) -> None:
 reservation_waste = Question(
     "reservation_waste",
     LAB,
-    "waste is measured over all steps of all requests, and a request that is too long is refused",
+    "waste is measured over all steps, and a request that is too long is refused",
 )
 
 
