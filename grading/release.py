@@ -10,10 +10,17 @@ from pathlib import Path
 from grading.build import build, labs
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("kernels", "labkit", "labs", "locks", "tools")
+FOLDERS = ("docs", "kernels", "labkit", "labs", "locks", "tools")
 FILES = (
-    *("README.md", "AGENTS.md", "CHANGELOG.md", "LICENSE", "Makefile", "pyproject.toml", ".gitignore"),
-)  # fmt: skip
+    "README.md",
+    "AGENTS.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "LICENSE",
+    "Makefile",
+    "pyproject.toml",
+    ".gitignore",
+)
 LEFT_OUT = {"conftest.py"}  # it grades the solutions
 
 

@@ -30,7 +30,8 @@ def run(notebook: Path, release: Path | None, questions: list[str] | None, timeo
 def show(report: Report) -> None:
     """Print the table, and what the checks said of all unfinished questions; of a passed one only if it was alone."""
     console = Console(highlight=False)
-    table = Table("question", "result", "points", "at grading", title=f"{report.notebook}  (proved on: {report.tier})")
+    console.print(f"{report.notebook}  (proved on: {report.tier})", markup=False, soft_wrap=True)
+    table = Table("question", "result", "points", "at grading")
     for v in report.verdicts:
         style = STYLES[v.status]
         table.add_row(v.question, f"[{style}]{v.status}[/]", f"{v.earned:g} of {v.possible:g}", f"+ {v.hidden:g}")

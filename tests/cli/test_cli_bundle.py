@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import json
 import os
 import re
@@ -29,8 +30,13 @@ def lines_of(text: str) -> str:
     return "\n" + "\n".join(line for line in kept if line and not line.startswith("#")) + "\n"
 
 
-def secrets() -> Iterator[tuple[str, str]]:
+@functools.cache
+def secrets() -> tuple[tuple[str, str], ...]:
     """(where, lines) of every solution region of the sources and every function of the hidden checks."""
+    return tuple(_secrets())
+
+
+def _secrets() -> Iterator[tuple[str, str]]:
     for path in sorted((ROOT / "solutions").glob("*/*.nb.py")):
         for region in re.findall(r"### BEGIN SOLUTION\n(.*?)### END SOLUTION", path.read_text(), re.DOTALL):
             yield path.name, lines_of(region)
@@ -49,14 +55,14 @@ def contents(path: Path) -> str:
     return f"{text}\n{ast.unparse(ast.parse(text))}" if path.suffix == ".py" else text
 
 
-def leaks(bundle: Path) -> list[str]:
-    """Which secret stands in which file of a bundle.
+def leaks(bundle: Path, *only: Path) -> list[str]:
+    """Which secret stands in which file of a bundle, in any of them or in those given.
 
     The production counterpart of an answer is in the bundle on purpose, refused in answers and hidden while grading: a
     single line may be the same there, since `return len(self._free)` can hardly be said otherwise.
     """
     shipped = {module.replace(".", "/") + ".py" for q in questions_of(LAB) for module in q.shipped}
-    files = {p: lines_of(contents(p)) for p in bundle.rglob("*") if p.is_file()}
+    files = {p: lines_of(contents(p)) for p in only or bundle.rglob("*") if p.is_file()}
     found = []
     for path, text in files.items():
         name = path.relative_to(bundle).as_posix()
@@ -78,7 +84,7 @@ def bundle(tmp_path_factory) -> Path:
 
 
 def test_there_are_secrets_to_look_for():
-    found = list(secrets())
+    found = secrets()
     assert len(found) > 30 and all(len(lines.strip()) > 10 for _, lines in found)
 
 
@@ -91,7 +97,7 @@ def test_a_leak_would_be_found(bundle, tmp_path, name):
     leaky = tmp_path / "leaky"
     shutil.copytree(bundle, leaky)
     path = leaky / name
-    for _, lines in (list(secrets())[3], list(secrets())[-1]):
+    for _, lines in (secrets()[3], secrets()[-1]):
         code = "".join(f"\n        {line}\n\n" for line in lines.strip().splitlines())
         if path.suffix == ".ipynb":
             notebook = json.loads(path.read_text())
@@ -101,7 +107,7 @@ def test_a_leak_would_be_found(bundle, tmp_path, name):
             path.write_text(path.read_text() + code)
         else:
             path.write_text(f"class Copied:\n    def answer(self):\n        pass\n{code}")
-        assert leaks(leaky), f"nobody noticed this in {name}:{lines}"
+        assert leaks(leaky, path), f"nobody noticed this in {name}:{lines}"
 
 
 def test_the_bundle_holds_what_a_student_needs_and_nothing_of_the_instructors(bundle):
@@ -112,6 +118,13 @@ def test_the_bundle_holds_what_a_student_needs_and_nothing_of_the_instructors(bu
     names = {p.name for p in bundle.rglob("*")}
     assert not names & {"conftest.py", "__pycache__", ".ipynb_checkpoints"}
     assert [p.name for p in (bundle / "labs").rglob("*") if p.is_file()] == [f"{lab}.ipynb" for lab in release.labs()]
+
+
+def test_no_link_of_the_bundles_pages_leads_nowhere(bundle):
+    for page in [*bundle.glob("*.md"), *(bundle / "docs").glob("*.md")]:
+        links = re.findall(r"\]\((?!\w+:|#)([^)#]+)", page.read_text())
+        dead = [link for link in links if not (page.parent / link).exists()]
+        assert not dead, f"{page.name} links to what is not in the bundle: {', '.join(dead)}"
 
 
 def labkit_in(bundle: Path, *words: str, **kwargs) -> subprocess.Popen:
