@@ -1,11 +1,11 @@
 """Decode attention over a paged KV cache: one new query token per sequence, work split by the actual lengths.
 
 Flash-Decoding (Dao et al., 2023) splits every sequence into the same number of pieces, so the longest one decides when
-the launch ends. Here all sequences are laid end to end and cut into equal chunks of KV tiles, as Stream-K (Osama et al.,
-arXiv:2301.03598) does for matrix products: every program reads the same number of bytes, whatever the lengths. A chunk
-may end inside a sequence; its partial result goes to a workspace, and the last program to arrive there combines the
-partials by their log-sum-exp, in the same launch. The plan is derived from `seq_lens` on the device, in every program
-anew, so nothing is read back to the host and a captured CUDA graph stays right when the lengths change.
+the launch ends. Here all sequences are laid end to end and cut into equal chunks of KV tiles, as Stream-K (Osama et
+al., arXiv:2301.03598) does for matrix products: every program reads the same number of bytes, whatever the lengths. A
+chunk may end inside a sequence; its partial result goes to a workspace, and the last program to arrive there combines
+the partials by their log-sum-exp, in the same launch. The plan is derived from `seq_lens` on the device, in every
+program anew, so nothing is read back to the host and a captured CUDA graph stays right when the lengths change.
 """
 
 from __future__ import annotations
@@ -16,145 +16,21 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.split_kv import LOG2_E, attend, chunk_of, combine, count_tiles, locate, num_tiles, store_rows
 from kernels.validate import FLOATS, require, require_caches, require_ints, require_tensors, require_type
 
-LOG2_E = tl.constexpr(1.4426950408889634)
-LN_2 = tl.constexpr(0.6931471805599453)
 MAX_PLANNED = 1024  # sequences that a program plans at a time
 
 
-@triton.jit
-def _num_tiles(seq_len, BLOCK_N: tl.constexpr):
-    """KV tiles of a sequence. An empty one has a tile too, wholly masked: some program has to write its zeros."""
-    return tl.maximum(tl.cdiv(seq_len, BLOCK_N), 1)
-
-
-@triton.jit
-def _total_tiles(seq_lens_ptr, num_seqs, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr):
-    total = 0
-    for first in range(0, num_seqs, BLOCK_S):
-        seq = first + tl.arange(0, BLOCK_S)
-        seq_len = tl.load(seq_lens_ptr + seq, mask=seq < num_seqs, other=0)  # (BLOCK_S,)
-        total += tl.sum(tl.where(seq < num_seqs, _num_tiles(seq_len, BLOCK_N), 0))
-    return total
-
-
-@triton.jit
-def _locate(seq_lens_ptr, num_seqs, tile, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr):
-    """The sequence that `tile` belongs to, and the first tile of that sequence."""
-    found, start, end = 0, 0, 0
-    for first in range(0, num_seqs, BLOCK_S):
-        seq = first + tl.arange(0, BLOCK_S)
-        seq_len = tl.load(seq_lens_ptr + seq, mask=seq < num_seqs, other=0)  # (BLOCK_S,)
-        tiles = tl.where(seq < num_seqs, _num_tiles(seq_len, BLOCK_N), 0)
-        ends = end + tl.cumsum(tiles, 0)  # (BLOCK_S,)
-        before = (seq < num_seqs) & (ends <= tile)
-        found += tl.sum(before.to(tl.int32))
-        start = tl.maximum(start, tl.max(tl.where(before, ends, 0)))
-        end += tl.sum(tiles)
-    return found, start
-
-
-@triton.jit
-def _chunk_of(tile, size, longer):
-    """The chunk that holds `tile`: the first `longer` chunks have size + 1 tiles, the others `size`."""
-    border = longer * (size + 1)
-    return tl.where(tile < border, tile // (size + 1), longer + (tile - border) // size)
-
-
-@triton.jit
-def _attend(
-    q, k_ptr, v_ptr, table_ptr, begin, end, seq_len, qk_scale, stride_kb, stride_kt, stride_vb, stride_vt,
-    BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_G: tl.constexpr,
-):  # fmt: skip
-    """Online softmax of the queries of one KV head over the tokens begin..end of one sequence.
-
-    Gives the normalised output (BLOCK_G, HEAD_DIM) and its log-sum-exp in base 2 (BLOCK_G,), -inf if no token counts.
-    """
-    dim = tl.arange(0, HEAD_DIM)
-    peak = tl.full([BLOCK_G], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_G], tl.float32)
-    acc = tl.zeros([BLOCK_G, HEAD_DIM], tl.float32)
-    token = begin + tl.arange(0, BLOCK_N)
-    # One entry per token, not per block: neighbours hit L1, and any block size fits any tile.
-    block = tl.load(table_ptr + token // BLOCK_SIZE, mask=token < seq_len, other=0)  # (BLOCK_N,)
-    for first in tl.range(begin, end, BLOCK_N):
-        token = first + tl.arange(0, BLOCK_N)
-        live = token < seq_len
-        offset = token % BLOCK_SIZE
-        k_row = k_ptr + block.to(tl.int64) * stride_kb + offset * stride_kt
-        k = tl.load(k_row[:, None] + dim[None, :], mask=live[:, None], other=0.0)  # (BLOCK_N, HEAD_DIM)
-        score = tl.dot(q, tl.trans(k), input_precision="ieee") * qk_scale  # (BLOCK_G, BLOCK_N)
-        score = tl.where(live[None, :], score, float("-inf"))
-        new_peak = tl.maximum(peak, tl.max(score, 1))
-        # With no live token yet, -inf - -inf would be NaN.
-        shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)
-        p = tl.exp2(score - shift[:, None])
-        rescale = tl.exp2(peak - shift)
-        total = total * rescale + tl.sum(p, 1)
-        v_row = v_ptr + block.to(tl.int64) * stride_vb + offset * stride_vt
-        v = tl.load(v_row[:, None] + dim[None, :], mask=live[:, None], other=0.0)  # (BLOCK_N, HEAD_DIM)
-        acc = tl.dot(p.to(v.dtype), v, acc * rescale[:, None], input_precision="ieee")
-        peak = new_peak
-        token += BLOCK_N
-        block = tl.load(table_ptr + token // BLOCK_SIZE, mask=token < seq_len, other=0)
-    divisor = tl.where(total == 0.0, 1.0, total)
-    lse = tl.where(total == 0.0, float("-inf"), peak + tl.log2(divisor))
-    return acc / divisor[:, None], lse
-
-
-@triton.jit
-def _combine(
-    part_o_ptr, part_lse_ptr, first, last, head, num_heads,
-    HEAD_DIM: tl.constexpr, GROUP: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
-):  # fmt: skip
-    """Combine the partials of chunks first..last for the query heads head..head + GROUP, weighed by their sums."""
-    row = tl.arange(0, BLOCK_P)
-    dim = tl.arange(0, HEAD_DIM)
-    peak = tl.full([BLOCK_P], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_P], tl.float32)
-    acc = tl.zeros([BLOCK_P, HEAD_DIM], tl.float32)
-    for c in range(first, last + 1, BLOCK_C):
-        chunk = c + tl.arange(0, BLOCK_C)
-        slot = 2 * chunk + (chunk == first).to(tl.int32)
-        place = slot[:, None] * num_heads + head + row[None, :]  # (BLOCK_C, BLOCK_P)
-        live = (chunk <= last)[:, None] & (row < GROUP)[None, :]
-        # .cg: other SMs wrote these a moment ago, and this SM's L1 must not answer for them.
-        lse = tl.load(part_lse_ptr + place, mask=live, other=float("-inf"), cache_modifier=".cg")
-        o = tl.load(
-            part_o_ptr + place[:, :, None] * HEAD_DIM + dim[None, None, :],
-            mask=live[:, :, None], other=0.0, cache_modifier=".cg",
-        )  # (BLOCK_C, BLOCK_P, HEAD_DIM)  # fmt: skip
-        new_peak = tl.maximum(peak, tl.max(lse, 0))
-        shift = tl.where(new_peak == float("-inf"), 0.0, new_peak)  # rows beyond the group stay empty
-        weight = tl.exp2(lse - shift[None, :])
-        rescale = tl.exp2(peak - shift)
-        total = total * rescale + tl.sum(weight, 0)
-        acc = acc * rescale[:, None] + tl.sum(weight[:, :, None] * o, 0)
-        peak = new_peak
-    divisor = tl.where(total == 0.0, 1.0, total)
-    lse = tl.where(total == 0.0, float("-inf"), peak + tl.log2(divisor))
-    return acc / divisor[:, None], lse
-
-
-@triton.jit
-def _store(o, lse, o_row, lse_ptr, lse_offset, stride_oh, stride_lh, GROUP: tl.constexpr):
-    row = tl.arange(0, o.shape[0])
-    dim = tl.arange(0, o.shape[1])
-    place = o_row + row[:, None] * stride_oh + dim[None, :]
-    tl.store(place, o.to(o_row.dtype.element_ty), mask=(row < GROUP)[:, None])
-    if lse_ptr is not None:
-        tl.store(lse_ptr + lse_offset + row * stride_lh, lse * LN_2, mask=row < GROUP)
-
-
-@triton.jit
+# Values that change from step to step or from server to server must not each cost a compilation.
+@triton.jit(do_not_specialize=["num_seqs", "num_heads", "stride_table", "stride_ls", "stride_lh"])
 def _paged_attention_kernel(
     q_ptr, k_ptr, v_ptr, table_ptr, seq_lens_ptr, o_ptr, lse_ptr, part_o_ptr, part_lse_ptr, arrivals_ptr,
-    num_seqs, num_heads, chunks_per_wave, qk_scale, stride_qs, stride_qh, stride_kb, stride_kt, stride_kh,
+    num_seqs, num_heads, qk_scale, stride_qs, stride_qh, stride_kb, stride_kt, stride_kh,
     stride_vb, stride_vt, stride_vh, stride_table, stride_os, stride_oh, stride_ls, stride_lh,
     HEAD_DIM: tl.constexpr, GROUP: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_P: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
-    WAVE_TILES: tl.constexpr,
+    PARTIALS_PER_STEP: tl.constexpr,  SAME_STRIDES: tl.constexpr,
 ):  # fmt: skip
     """Program (KV head, chunk). Neighbours read the same tokens of different heads at the same time.
 
@@ -163,17 +39,17 @@ def _paged_attention_kernel(
     """
     kv_head = tl.program_id(0)
     chunk = tl.program_id(1)
-    total = _total_tiles(seq_lens_ptr, num_seqs, BLOCK_N, BLOCK_S)
-    # Long chunks are cut finer, so that the hardware's scheduler can even out SMs of unequal speed.
-    waves = tl.minimum(tl.maximum(total // (chunks_per_wave * WAVE_TILES), 1), tl.num_programs(1) // chunks_per_wave)
-    num_chunks = tl.minimum(total, waves * chunks_per_wave)
+    total, longest = count_tiles(seq_lens_ptr, num_seqs, BLOCK_N, BLOCK_S)
+    # A chunk of n tiles takes n steps, combining m partials m / PARTIALS_PER_STEP: no fewer tiles than balance the two.
+    least = tl.ceil(tl.sqrt(longest / PARTIALS_PER_STEP)).to(tl.int32)
+    num_chunks = tl.minimum(tl.cdiv(total, least), tl.num_programs(1))
     if chunk >= num_chunks:
         return
     size = total // num_chunks
     longer = total % num_chunks
     tile = chunk * size + tl.minimum(chunk, longer)
     stop = tile + size + (chunk < longer).to(tl.int32)
-    seq, start = _locate(seq_lens_ptr, num_seqs, tile, BLOCK_N, BLOCK_S)
+    seq, start = locate(seq_lens_ptr, num_seqs, tile, BLOCK_N, BLOCK_S)
 
     head = kv_head * GROUP
     row = tl.arange(0, BLOCK_G)
@@ -182,20 +58,20 @@ def _paged_attention_kernel(
     v_ptr += kv_head * stride_vh.to(tl.int64)
     while tile < stop:
         seq_len = tl.load(seq_lens_ptr + seq)
-        end = start + _num_tiles(seq_len, BLOCK_N)
+        end = start + num_tiles(seq_len, BLOCK_N)
         seq_row = seq.to(tl.int64)
         q_row = q_ptr + seq_row * stride_qs + (head + row) * stride_qh
         q = tl.load(q_row[:, None] + dim[None, :], mask=(row < GROUP)[:, None], other=0.0)  # (BLOCK_G, HEAD_DIM)
-        o, lse = _attend(
+        o, lse = attend(
             q, k_ptr, v_ptr, table_ptr + seq_row * stride_table,
             (tile - start) * BLOCK_N, (tl.minimum(end, stop) - start) * BLOCK_N, seq_len, qk_scale,
-            stride_kb, stride_kt, stride_vb, stride_vt, BLOCK_SIZE, BLOCK_N, HEAD_DIM, BLOCK_G,
+            stride_kb, stride_kt, stride_vb, stride_vt, BLOCK_SIZE, BLOCK_N, HEAD_DIM, BLOCK_G, SAME_STRIDES,
         )  # fmt: skip
-        first = _chunk_of(start, size, longer)
-        last = _chunk_of(end - 1, size, longer)
+        first = chunk_of(start, size, longer)
+        last = chunk_of(end - 1, size, longer)
         o_row = o_ptr + seq_row * stride_os + head * stride_oh
         if first == last:
-            _store(o, lse, o_row, lse_ptr, seq_row * stride_ls + head * stride_lh, stride_oh, stride_lh, GROUP)
+            store_rows(o, lse, o_row, lse_ptr, seq_row * stride_ls + head * stride_lh, stride_oh, stride_lh, GROUP)
         else:
             # Two slots a chunk: of all sequences in it, only the first can have begun before and the last go on.
             slot = (2 * chunk + (chunk == first).to(tl.int32)) * num_heads + head
@@ -205,10 +81,10 @@ def _paged_attention_kernel(
             # At most one sequence begins in a chunk and goes on, so (first chunk, head) names its counter.
             arrival_ptr = arrivals_ptr + first * tl.num_programs(0) + kv_head
             if tl.atomic_add(arrival_ptr, 1, sem="acq_rel", scope="gpu") == last - first:
-                o_all, lse_all = _combine(
+                o_all, lse_all = combine(
                     part_o_ptr, part_lse_ptr, first, last, head, num_heads, HEAD_DIM, GROUP, BLOCK_P, BLOCK_C
                 )
-                _store(
+                store_rows(
                     o_all, lse_all, o_row, lse_ptr, seq_row * stride_ls + head * stride_lh, stride_oh, stride_lh, GROUP
                 )
                 tl.store(arrival_ptr, 0)
@@ -219,26 +95,35 @@ def _paged_attention_kernel(
 
 @dataclass(frozen=True)
 class Plan:
-    """How one shape is launched. ctas_per_sm: programs that share an SM; block_n: tokens in a KV tile.
+    """How one shape is launched; any values are correct.
 
-    wave_tiles: a chunk longer than this many tiles is worth cutting into several waves of programs, max_waves at most.
+    block_n: tokens in a KV tile. ctas_per_sm: programs that share an SM. partials_per_step: partial results that are
+    combined in the time of one KV tile. combined_elements: elements of partial results that a program holds at once.
     """
 
     block_n: int
     num_warps: int
     num_stages: int
     ctas_per_sm: int
-    wave_tiles: int = 64
-    max_waves: int = 4
+    partials_per_step: int = 4
+    combined_elements: int = 8192
+
+    def num_chunks(self, num_kv_heads: int, device: torch.device) -> int:
+        """Chunks that all SMs work on at once. The interpreter has two SMs here, so that it splits as well."""
+        num_sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
+        return max(1, num_sms * self.ctas_per_sm // num_kv_heads)
 
 
 def plan_for(head_dim: int, element_size: int) -> Plan:
-    """The launch that was fastest on an H200 (sm_90); correct anywhere.
+    """The launch that was fastest on an H200 (sm_90) with 16-bit elements.
 
-    What counts is the bytes in flight: block_n * head_dim * 2 * element_size * (num_stages - 1) * ctas_per_sm an SM.
+    Small programs win: a tile's 16 rows of scores are little work, more warps only wait for each other, and four
+    programs an SM hide each other's pauses. What they share is shared memory (block_n * head_dim * 2 * element_size *
+    (num_stages - 1) each) and registers.
     """
-    block_n = max(16, 64 * 128 // head_dim * 2 // element_size)
-    return Plan(block_n=min(block_n, 128), num_warps=4, num_stages=3, ctas_per_sm=2)
+    if head_dim * element_size > 256:
+        return Plan(block_n=32 * 512 // (head_dim * element_size), num_warps=4, num_stages=4, ctas_per_sm=2)
+    return Plan(block_n=32, num_warps=2, num_stages=3 if head_dim * element_size > 128 else 4, ctas_per_sm=4)
 
 
 @dataclass(frozen=True)
@@ -260,20 +145,12 @@ class Workspace:
     ) -> Workspace:
         """Workspace for any batch of this many heads, of this head_dim and dtype, on `device`."""
         plan = plan_for(head_dim, dtype.itemsize)
-        chunks = _chunks_per_wave(plan, num_kv_heads, torch.device(device)) * plan.max_waves
+        chunks = plan.num_chunks(num_kv_heads, torch.device(device))
         return cls(
             torch.empty(2 * chunks, num_heads, head_dim, dtype=torch.float32, device=device),
             torch.empty(2 * chunks, num_heads, dtype=torch.float32, device=device),
             torch.zeros(chunks, num_kv_heads, dtype=torch.int32, device=device),
         )
-
-
-def _chunks_per_wave(plan: Plan, num_kv_heads: int, device: torch.device) -> int:
-    """Chunks that the device works on at once; the interpreter gets a few, so that splitting is exercised there too."""
-    programs = 8
-    if device.type == "cuda":
-        programs = torch.cuda.get_device_properties(device).multi_processor_count * plan.ctas_per_sm
-    return max(1, programs // num_kv_heads)
 
 
 def paged_attention(
@@ -315,24 +192,25 @@ def paged_attention(
         return out
     plan = plan_for(head_dim, q.element_size())
     workspace = workspace or Workspace.allocate(num_heads, num_kv_heads, head_dim, q.dtype, q.device)
-    wave = _chunks_per_wave(plan, num_kv_heads, q.device)
     most_tiles = num_seqs * max(1, triton.cdiv(block_table.shape[1] * block_size, plan.block_n))
-    wave = min(wave, most_tiles)
-    chunks = wave * min(plan.max_waves, triton.cdiv(most_tiles, wave))
+    chunks = min(plan.num_chunks(num_kv_heads, q.device), most_tiles)
     require(
-        workspace.arrivals.shape[0] >= chunks and workspace.part_o.shape[1:] == (num_heads, head_dim),
-        f"workspace: holds {tuple(workspace.part_o.shape)}; make it with Workspace.allocate for these very shapes",
-    )
+        workspace.part_o.shape[1:] == (num_heads, head_dim) and workspace.arrivals.shape[1] == num_kv_heads
+        and workspace.arrivals.shape[0] >= chunks,
+        f"workspace: made for other heads or another dtype; Workspace.allocate({num_heads}, {num_kv_heads}, {head_dim},"
+        f" {q.dtype}, {q.device}) fits",
+    )  # fmt: skip
     group = num_heads // num_kv_heads
     block_p = triton.next_power_of_2(group)
     scale = head_dim**-0.5 if scale is None else scale
     _paged_attention_kernel[(num_kv_heads, chunks)](
         q, k_cache, v_cache, block_table, seq_lens, out, lse, workspace.part_o, workspace.part_lse, workspace.arrivals,
-        num_seqs, num_heads, wave, scale * LOG2_E.value, *q.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3],
+        num_seqs, num_heads, scale * LOG2_E.value, *q.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3],
         block_table.stride(0), *out.stride()[:2], *(lse.stride() if lse is not None else (0, 0)),
         HEAD_DIM=head_dim, GROUP=group, BLOCK_G=max(16, block_p), BLOCK_P=block_p, BLOCK_SIZE=block_size,
         BLOCK_N=plan.block_n, BLOCK_S=min(MAX_PLANNED, max(32, triton.next_power_of_2(num_seqs))),
-        BLOCK_C=max(1, 8192 // (block_p * head_dim)), WAVE_TILES=plan.wave_tiles,
+        BLOCK_C=max(1, plan.combined_elements // (block_p * head_dim)), PARTIALS_PER_STEP=plan.partials_per_step,
+        SAME_STRIDES=k_cache.stride() == v_cache.stride(),
         num_warps=plan.num_warps, num_stages=plan.num_stages,
     )  # fmt: skip
     return out
@@ -347,9 +225,7 @@ def _validate(
     require(q.ndim == 3, f"q: expected [num_seqs, num_heads, head_dim], got {list(q.shape)}")
     require_type(q.dtype in FLOATS, f"q: expected float16, bfloat16 or float32, got {q.dtype}")
     num_seqs, num_heads, head_dim = q.shape
-    require(
-        head_dim in (16, 32, 64, 128, 256), f"q: head_dim must be a power of two from 16 to 256, got {head_dim}"
-    )
+    require(head_dim in (16, 32, 64, 128, 256), f"q: head_dim must be a power of two from 16 to 256, got {head_dim}")
     require_caches(k_cache, v_cache, q.dtype, head_dim)
     num_kv_heads = k_cache.shape[2]
     require(

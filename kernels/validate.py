@@ -50,4 +50,6 @@ def require_caches(k_cache: torch.Tensor, v_cache: torch.Tensor, dtype: torch.dt
         )
         require_type(cache.dtype == dtype, f"{name}: expected {dtype}, got {cache.dtype}")
         require(cache.stride(3) == 1, f"{name}: head_dim must be contiguous, its stride is {cache.stride(3)}")
-    require(v_cache.shape == k_cache.shape, f"v_cache: {list(v_cache.shape)} differs from k_cache {list(k_cache.shape)}")
+    require(
+        v_cache.shape == k_cache.shape, f"v_cache: {list(v_cache.shape)} differs from k_cache {list(k_cache.shape)}"
+    )
