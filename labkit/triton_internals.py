@@ -133,6 +133,7 @@ class _Observer:
         interpreter._interpreter = self._primitives()
         interpreter._implicit_cvt = self._convert_with(interpreter._implicit_cvt)
         executor._init_args_hst = self._name_arguments_with(executor._init_args_hst)
+        interpreter._patch_lang_tensor = _scalars_with(interpreter._patch_lang_tensor)
         builder.create_dot = self._dot_with(builder.create_dot)
         builder.set_grid_dim = self._launch_with(builder.set_grid_dim)
         builder.set_grid_idx = self._program_with(builder.set_grid_idx)
@@ -255,3 +256,13 @@ class _Observer:
             original(builder, x, y, z)
 
         return program
+
+
+def _scalars_with(original: Callable) -> Callable:
+    """Lets a one-element tensor be an index, as in `range(0, K, BK)`: Triton 3.6 fails at it with NumPy 2.4."""
+
+    def patch(tensor: Any, scope: Any) -> None:
+        original(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    return patch
