@@ -97,10 +97,11 @@ def test_an_interrupted_set_up_is_taken_up_again(tmp_path, commands, monkeypatch
     def interrupted(*args, **kwargs):
         raise KeyboardInterrupt
 
+    (venv / "inference-camp.json").write_text(json.dumps({"flavour": "cpu", "lock": "an older lock"}))
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(set_up, "run", interrupted)
         set_up.set_up(options(venv))
-    assert not (venv / "inference-camp.json").exists()
+    assert not (venv / "inference-camp.json").exists(), "the old lock would be taken for what is installed"
     set_up.set_up(options(venv))
     assert len(commands) == 4, commands
 
