@@ -27,6 +27,7 @@ from labkit import cells
 from labkit.triton_internals import is_kernel, plain_function
 
 FUTURE = "from __future__ import annotations"
+STANDALONE = "<standalone>"  # the file name of what `run_standalone` runs
 
 
 class NotStandalone(ValueError):
@@ -46,6 +47,15 @@ def standalone(function: Any) -> str:
     carrier = _Carrier(plain.__globals__)
     carrier.define(function)
     return "\n".join([FUTURE, *sorted(carrier.imports), "", *carrier.definitions])
+
+
+def run_standalone(source: str) -> dict[str, Any]:
+    """Run such a source as a new module and give its names; linecache holds its text, where `@triton.jit` reads it."""
+    module = types.ModuleType("standalone")
+    sys.modules["standalone"] = module
+    linecache.cache[STANDALONE] = (len(source), None, source.splitlines(keepends=True), STANDALONE)
+    exec(compile(source, STANDALONE, "exec"), module.__dict__)
+    return module.__dict__
 
 
 class _Carrier:

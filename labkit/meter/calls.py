@@ -12,9 +12,14 @@ from typing import Any
 import torch
 
 from labkit import cells, triton_internals
-from labkit.meter import child, server
+from labkit.meter import child
 from labkit.meter.count import Count
+from labkit.servers import Server, unpack
 from labkit.source import standalone
+
+
+# Where kernels are compiled in this process, they are interpreted in that one.
+_interpreter = Server("labkit.meter.child:answer", {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""})
 
 
 @dataclass(frozen=True)
@@ -50,8 +55,8 @@ def measure_many(calls: Sequence[Call], *, shuffle: int | None = None, timeout: 
                 lambda: child.run_calls(sources, [(c.args, c.kwargs) for c in calls], shuffle), timeout
             )
     else:
-        reply = server.request(sources, [(c.args, c.kwargs) for c in calls], shuffle, timeout)
-    return [_take(call, part) for call, part in zip(calls, child.unpack(reply), strict=True)]
+        reply = _interpreter.request(sources, [(c.args, c.kwargs) for c in calls], shuffle, timeout, timeout=timeout)
+    return [_take(call, part) for call, part in zip(calls, unpack(reply), strict=True)]
 
 
 def _can_fork() -> bool:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import io
-import linecache
-import sys
 import traceback
-import types
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
-from labkit import triton_internals
+from labkit import cells, triton_internals
 from labkit.meter.count import Counter
+from labkit.servers import pack
+from labkit.source import STANDALONE, run_standalone
 
-FILE = "<standalone>"
+
+def answer(
+    sources: list[tuple[str, str]], arguments: list[tuple[tuple, dict]], shuffle: int | None, timeout: float
+) -> bytes:
+    """In the server: `run_calls` in a fork of its own."""
+    return cells.forked(lambda: run_calls(sources, arguments, shuffle), timeout)
 
 
 def run_calls(sources: list[tuple[str, str]], arguments: list[tuple[tuple, dict]], shuffle: int | None) -> bytes:
@@ -48,7 +52,7 @@ def _run(source: str, name: str, args: tuple, kwargs: dict, counter: Counter) ->
     try:
         before = [_bytes(s).clone() for s in storages((args, kwargs))]
         with contextlib.redirect_stdout(said):
-            result = _module(source)[name](*args, **kwargs)
+            result = run_standalone(source)[name](*args, **kwargs)
         part["count"] = counter.count(_on_cpu(result))
         after = [_bytes(s) for s in storages((args, kwargs))]
         part["storages"] = [None if torch.equal(*pair) else pair[1] for pair in zip(before, after, strict=True)]
@@ -57,20 +61,11 @@ def _run(source: str, name: str, args: tuple, kwargs: dict, counter: Counter) ->
     return part | {"said": said.getvalue()}
 
 
-def _module(source: str) -> dict[str, Any]:
-    """Run the source as a new module; linecache holds its text, where `@triton.jit` reads it."""
-    module = types.ModuleType("standalone")
-    sys.modules["standalone"] = module
-    linecache.cache[FILE] = (len(source), None, source.splitlines(keepends=True), FILE)
-    exec(compile(source, FILE, "exec"), module.__dict__)
-    return module.__dict__
-
-
 def _describe(error: BaseException) -> tuple[str, str]:
     """(type, message with the innermost line of the measured source). Triton wraps an error once a call level."""
     while type(error).__name__ == "InterpreterError" and error.__cause__ is not None:
         error = error.__cause__
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == FILE and f.line]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename == STANDALONE and f.line]
     where = f" (at `{frames[-1].line.strip()}`)" if frames and frames[-1].line else ""
     return type(error).__name__, f"{error}{where}"
 
@@ -104,15 +99,3 @@ def _on_cpu(value: Any) -> Any:
     if type(value) in (tuple, list):
         return type(value)(_on_cpu(element) for element in value)
     return value
-
-
-def pack(value: Any) -> bytes:
-    """Any picklable value as bytes; tensors keep their strides and shared storages."""
-    buffer = io.BytesIO()
-    torch.save(value, buffer)
-    return buffer.getvalue()
-
-
-def unpack(data: bytes) -> Any:
-    """What `pack` packed, its tensors on the CPU."""
-    return torch.load(io.BytesIO(data), map_location="cpu", weights_only=False)

@@ -104,7 +104,9 @@ def _region(name: str, tensor: torch.Tensor, number: int) -> Region:
         ((s * item, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1 and s), reverse=True
     )
     extent = sum(s * (n - 1) for s, n in dims) + item if tensor.numel() else 0
-    nested = all(s >= t * n for (s, _), (t, n) in zip(dims, [*dims[1:], (item, 1)], strict=True))
+    nested = all(
+        s >= t * n for (s, _), (t, n) in zip(dims, [*dims[1:], (item, 1)], strict=False)
+    )  # no dims: one element
     dense = extent == item * int(np.prod([n for _, n in dims]))
     base = ((FIRST_REGION + number) << REGION_BITS) + HALF + (real & ALIGNMENT)
     return Region(name, base, real, extent, item, tuple(dims) if nested and not dense else ())

@@ -1,0 +1,16 @@
+"""Everything that reaches into Triton's internals: written for 3.6.0 to 3.7.1, tested on both.
+
+`interpreted` watches what kernels do in the interpreter; `compiling` has them compiled for a GPU that is not here.
+"""
+
+from labkit.triton_internals.interpreted import (
+    Recorder,
+    Region,
+    interpret_library,
+    interpreting,
+    is_kernel,
+    observe,
+    plain_function,
+)
+
+__all__ = ["Recorder", "Region", "interpret_library", "interpreting", "is_kernel", "observe", "plain_function"]
