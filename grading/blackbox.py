@@ -35,7 +35,8 @@ def _bb_out(x):
     return x.detach().cpu().numpy() if hasattr(x, "detach") else x
 def _bb_unpack(p):
     z = _bb_np.load(_bb_io.BytesIO(_bb_b64.b64decode(p)), allow_pickle=False)
-    return [z[f"a{{i}}"] if k == "nd" else _bb_json.loads(str(z[f"a{{i}}"])) for i, k in enumerate(_bb_json.loads(str(z["kinds"])))]
+    kinds = _bb_json.loads(str(z["kinds"]))
+    return [z[f"a{{i}}"] if k == "nd" else _bb_json.loads(str(z[f"a{{i}}"])) for i, k in enumerate(kinds)]
 def _bb_pack(r):
     r = [_bb_out(x) for x in r] if isinstance(r, tuple) else [_bb_out(r)]
     o, k = {{}}, []
@@ -96,7 +97,9 @@ def _source(function: Callable) -> str:
 
 
 def _pack(values: tuple) -> str:
-    arrays = {f"a{i}": v if isinstance(v, np.ndarray) else np.array(json.dumps(v)) for i, v in enumerate(values)}
+    arrays: dict[str, Any] = {
+        f"a{i}": v if isinstance(v, np.ndarray) else np.array(json.dumps(v)) for i, v in enumerate(values)
+    }
     kinds = np.array(json.dumps(["nd" if isinstance(v, np.ndarray) else "js" for v in values]))
     buffer = io.BytesIO()
     np.savez(buffer, kinds=kinds, **arrays)
