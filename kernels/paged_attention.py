@@ -30,7 +30,7 @@ def _paged_attention_kernel(
     stride_vb, stride_vt, stride_vh, stride_table, stride_os, stride_oh, stride_ls, stride_lh,
     HEAD_DIM: tl.constexpr, GROUP: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_P: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
-    PARTIALS_PER_STEP: tl.constexpr,  SAME_STRIDES: tl.constexpr,
+     SAME_STRIDES: tl.constexpr,
 ):  # fmt: skip
     """Program (KV head, chunk). Neighbours read the same tokens of different heads at the same time.
 
@@ -40,8 +40,9 @@ def _paged_attention_kernel(
     kv_head = tl.program_id(0)
     chunk = tl.program_id(1)
     total, longest = count_tiles(seq_lens_ptr, num_seqs, BLOCK_N, BLOCK_S)
-    # A chunk of n tiles takes n steps, combining m partials m / PARTIALS_PER_STEP: no fewer tiles than balance the two.
-    least = tl.ceil(tl.sqrt(longest / PARTIALS_PER_STEP)).to(tl.int32)
+    # A sequence of `longest` tiles gives longest / n partials if a chunk has n. Loading BLOCK_C of them takes about as
+    # long as 4 tiles: no fewer tiles a chunk than balance the two.
+    least = tl.ceil(tl.sqrt(longest * 4 / BLOCK_C)).to(tl.int32)
     num_chunks = tl.minimum(tl.cdiv(total, least), tl.num_programs(1))
     if chunk >= num_chunks:
         return
@@ -97,15 +98,14 @@ def _paged_attention_kernel(
 class Plan:
     """How one shape is launched; any values are correct.
 
-    block_n: tokens in a KV tile. ctas_per_sm: programs that share an SM. partials_per_step: partial results that are
-    combined in the time of one KV tile. combined_elements: elements of partial results that a program holds at once.
+    block_n: tokens in a KV tile. ctas_per_sm: programs that share an SM. combined_elements: elements of partial results
+    that a program holds at once.
     """
 
     block_n: int
     num_warps: int
     num_stages: int
     ctas_per_sm: int
-    partials_per_step: int = 4
     combined_elements: int = 8192
 
     def num_chunks(self, num_kv_heads: int, device: torch.device) -> int:
@@ -122,7 +122,7 @@ def plan_for(head_dim: int, element_size: int) -> Plan:
     (num_stages - 1) each) and registers.
     """
     if head_dim * element_size > 256:
-        return Plan(block_n=32 * 512 // (head_dim * element_size), num_warps=4, num_stages=4, ctas_per_sm=2)
+        return Plan(block_n=32 * 512 // (head_dim * element_size), num_warps=4, num_stages=3, ctas_per_sm=2)
     return Plan(block_n=32, num_warps=2, num_stages=3 if head_dim * element_size > 128 else 4, ctas_per_sm=4)
 
 
@@ -209,9 +209,8 @@ def paged_attention(
         block_table.stride(0), *out.stride()[:2], *(lse.stride() if lse is not None else (0, 0)),
         HEAD_DIM=head_dim, GROUP=group, BLOCK_G=max(16, block_p), BLOCK_P=block_p, BLOCK_SIZE=block_size,
         BLOCK_N=plan.block_n, BLOCK_S=min(MAX_PLANNED, max(32, triton.next_power_of_2(num_seqs))),
-        BLOCK_C=max(1, plan.combined_elements // (block_p * head_dim)), PARTIALS_PER_STEP=plan.partials_per_step,
-        SAME_STRIDES=k_cache.stride() == v_cache.stride(),
-        num_warps=plan.num_warps, num_stages=plan.num_stages,
+        BLOCK_C=max(4, plan.combined_elements // (block_p * head_dim)),
+        SAME_STRIDES=k_cache.stride() == v_cache.stride(), num_warps=plan.num_warps, num_stages=plan.num_stages,
     )  # fmt: skip
     return out
 

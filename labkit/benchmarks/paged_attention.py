@@ -23,6 +23,7 @@ from labkit.benchmarks.timing import Call, Timing, race
 PACKAGES = ("vllm",)
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 CONTEXTS = tuple(512 << i for i in range(9))  # 512 to 128k
+SPLITS = (1, 4, 16, 64)  # of the control; FlashAttention's rule gives 1 where batch * KV heads fill the SMs
 ROTATED_BYTES = 512 * 2**20  # of all input sets together: over eight times an H200's L2
 
 
@@ -127,8 +128,8 @@ def variants() -> dict[str, dict[str, Peer]]:
         "fa3_paged": {"fa3_paged planned": peers.fa3_paged(True), "fa3_paged unplanned": peers.fa3_paged(False)},
         "vllm_triton": {"vllm_triton": peers.vllm_triton()},
         "sdpa_gather": {"sdpa_gather": peers.sdpa_gather},
-        "static_split": {f"static_split {n}": static_split(n) for n in (4, 8, 16, 32)},
     }
+    ways |= {f"static_split_{n}": {f"static_split_{n}": static_split(n)} for n in SPLITS}
     return {peer: {name: bind for name, bind in found.items() if bind is not None} for peer, found in ways.items()}
 
 
@@ -141,7 +142,7 @@ def contenders(case: Case, inputs: list[Inputs]) -> dict[str, list[Call]]:
     if inputs[0].uniform and case.kv_bytes < free - 2**30:
         wanted.append("sdpa_gather")
     if not inputs[0].uniform:
-        wanted.append("static_split")
+        wanted += [f"static_split_{n}" for n in SPLITS]
     for peer in wanted:
         for name, bind in variants()[peer].items():
             calls[name] = [bind(x) for x in inputs]

@@ -99,8 +99,8 @@ def vllm_triton() -> Peer | None:
 
 def sdpa_gather(x: Inputs) -> Callable[[], torch.Tensor]:
     """Gather the blocks into contiguous K and V, then torch's FlashAttention 2; for equal lengths only."""
-    max_blocks = x.block_table.shape[1]
-    flat = x.block_table.flatten().long()
+    max_blocks = -(-x.max_len // x.k_cache.shape[1])
+    flat = x.block_table[:, :max_blocks].flatten().long()
 
     def contiguous(cache: torch.Tensor) -> torch.Tensor:
         tokens = cache[flat].view(x.q.shape[0], max_blocks * cache.shape[1], *cache.shape[2:])
