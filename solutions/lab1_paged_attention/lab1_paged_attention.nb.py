@@ -353,10 +353,8 @@ def gather_attention(
         if length == 0:
             continue
         blocks = block_table[i, : math.ceil(length / block_size)].long()
-        k = (
-            k_cache[blocks].flatten(0, 1)[:length].float().repeat_interleave(group, dim=1)
-        )  # (length, num_heads, head_dim)
-        v = v_cache[blocks].flatten(0, 1)[:length].float().repeat_interleave(group, dim=1)
+        k, v = (c[blocks].flatten(0, 1)[:length].float() for c in (k_cache, v_cache))  # (length, kv_heads, head_dim)
+        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         p = torch.softmax(scale * torch.einsum("hd,thd->ht", q[i].float(), k), dim=-1)
         o[i] = torch.einsum("ht,thd->hd", p, v).to(q.dtype)
     return o

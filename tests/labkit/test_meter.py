@@ -84,6 +84,13 @@ def test_a_copy_loads_and_stores_each_element_once_and_its_masked_tail_not_at_al
     assert count.kernels["copy_kernel"].stored == {"out_ptr": 400}
 
 
+def test_a_tensor_of_one_element_is_counted_and_none_of_no_element_is_touched():
+    x = torch.randn(1)
+    count = measure(copy, x, torch.empty(1))
+    assert (count.bytes_loaded, count.bytes_stored, count.outside) == (4, 4, ())
+    assert measure(copy, torch.empty(0), torch.empty(0)).bytes == 0
+
+
 def test_what_the_call_wrote_in_place_and_what_it_returned_come_back():
     x, out = torch.randn(100), torch.zeros(100)
     count = measure(copy, x, out)
