@@ -98,7 +98,11 @@ def demo() -> None:
     """Play a whole class through, headless: build, release, three students a lab, grades, feedback."""
     from grading.demo import play
 
-    raise typer.Exit(0 if play() else 1)
+    try:
+        fine = play()
+    except TROUBLE as error:
+        raise _complain(error) from None
+    raise typer.Exit(0 if fine else 1)
 
 
 if __name__ == "__main__":

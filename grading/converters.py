@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import TextIO
 
 from nbgrader.converters import BaseConverter
 from nbgrader.converters.base import NbGraderException
@@ -14,22 +15,19 @@ class ConversionError(RuntimeError):
     """nbgrader could not convert a notebook; the message is its reason."""
 
 
-def convert(kind: type[BaseConverter], config: Config, lab: str, student: str = "*") -> None:
-    """Run one converter on one lab (and student). Raises ConversionError."""
+def convert(
+    kind: type[BaseConverter], config: Config, lab: str, student: str = "*", log_to: TextIO | None = None
+) -> None:
+    """Run one converter on one lab (and student); its log goes to `log_to`, if anywhere. Raises ConversionError."""
     directory = CourseDirectory(config=config, assignment_id=lab, notebook_id=lab, student_id=student)
     errors = _Errors()
     log = logging.Logger("grading.convert", logging.WARNING)
-    log.handlers = [errors, logging.StreamHandler(_Discard()) if student == "*" else logging.StreamHandler()]
+    log.handlers = [errors, logging.StreamHandler(log_to) if log_to else logging.NullHandler()]
     converter = kind(coursedir=directory, config=config, force=True, log=log)
     try:
         converter.start()
     except NbGraderException:
         raise ConversionError(errors.reason()) from None
-
-
-class _Discard:
-    def write(self, text: str) -> None:
-        """Nobody reads what generating an assignment warns of."""
 
 
 class _Errors(logging.Handler):

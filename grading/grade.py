@@ -102,8 +102,8 @@ def _jobs(course: Course, submissions: list[Submission], folder: Path, settings:
     jobs = []
     for lab in sorted({s.lab for s in submissions}):
         gradebook.register(course, lab)
-        template = folder / f"{lab}.db"
-        gradebook.register(course, lab, template)
+        template = folder / f"{lab}.db"  # a copy for each worker: what it writes into its own is read back and merged
+        shutil.copy(course.gradebook, template)
         camp = camp_copy(course, lab, folder / "camp" / lab)
         for n, s in enumerate(s for s in submissions if s.lab == lab):
             place = folder / lab / str(n)

@@ -39,8 +39,8 @@ def opened(course: Course) -> Iterator[Gradebook]:
         yield book
 
 
-def register(course: Course, lab: str, db: Path | None = None) -> None:
-    """Record a lab's cells, with their hidden parts, in a gradebook: what `nbgrader generate_assignment` does.
+def register(course: Course, lab: str) -> None:
+    """Record a lab's cells, with their hidden parts, in the gradebook: what `nbgrader generate_assignment` does.
 
     FrozenError when submissions exist and the set of graded cells has changed.
     """
@@ -51,7 +51,7 @@ def register(course: Course, lab: str, db: Path | None = None) -> None:
     with tempfile.TemporaryDirectory() as folder:
         config = course_config(course.root)
         config.CourseDirectory.release_directory = folder
-        config.CourseDirectory.db_url = f"sqlite:///{db or course.gradebook}"
+        config.CourseDirectory.db_url = f"sqlite:///{course.gradebook}"
         convert(GenerateAssignment, config, lab)
 
 

@@ -7,6 +7,7 @@ points without a word. Here the release decides: a cell is known by its cell id,
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 
 import nbformat
@@ -16,6 +17,7 @@ from traitlets import Unicode
 
 from labkit.cells import names
 
+VALID_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # as nbformat 4.5 has it
 NOTES = "inference_camp_repairs"  # notebook metadata; overwritten here, so that a student's own is never believed
 
 
@@ -93,7 +95,7 @@ def _best(candidates: list[NotebookNode], source: NotebookNode) -> NotebookNode:
 def _restored(cell: NotebookNode, source: NotebookNode | None) -> NotebookNode:
     """The student's text in the release's cell; a cell that is not of the release keeps its text alone."""
     if source is None:
-        kept = {"id": str(cell.get("id"))[:64], "cell_type": cell.cell_type, "metadata": {}, "source": cell.source}
+        kept = {"id": str(cell.get("id")), "cell_type": cell.cell_type, "metadata": {}, "source": cell.source}
     else:
         kept = copy.deepcopy({k: source[k] for k in ("id", "cell_type", "metadata")}) | {"source": cell.source}
     if kept["cell_type"] == "code":
@@ -112,9 +114,9 @@ def _with_missing(cells: list[NotebookNode], graded: list[NotebookNode], notes: 
             cells.insert(position, copy.deepcopy(source))
             at = position
         position = at + 1
-    seen: set[str] = set()
-    for n, cell in enumerate(cells):  # nbformat wants ids that differ
-        if not cell.id or cell.id in seen or cell.id == "None":
+    taken = {source.id for source in graded}
+    for n, cell in enumerate(cells):  # nbformat wants ids that differ, and the release's cells keep theirs
+        if "nbgrader" not in cell.metadata and (cell.id in taken or not VALID_ID.fullmatch(cell.id)):
             cell["id"] = f"extra{n}"
-        seen.add(cell.id)
+        taken.add(cell.id)
     return cells

@@ -38,8 +38,16 @@ def failure(name: str, message: str) -> NotebookNode:
     return new_output("error", ename=name, evalue=message, traceback=[f"{name}: {message}"])
 
 
+def _as_seen(text: str) -> str:
+    """Progress bars as a terminal shows them: what a carriage return overwrote is gone."""
+    return "\n".join(line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n"))
+
+
 class _Client(NotebookClient):
-    """Drops what a cell shows beyond its allowance as it arrives, so that a flood never fills the grader's memory."""
+    """Drops what a cell shows beyond its allowance as it arrives, so that a flood never fills the grader's memory.
+
+    Joins a stream's pieces too: nbclient's own joining takes time that grows with the square of a line's length.
+    """
 
     room = CELL_BYTES
     count = CELL_OUTPUTS
@@ -52,6 +60,9 @@ class _Client(NotebookClient):
             if len(content["text"]) > self.room:
                 content["text"] = content["text"][: self.room] + CUT
             self.room -= len(content["text"])
+            if outs and outs[-1].output_type == "stream" and outs[-1].name == content["name"]:
+                outs[-1].text += content["text"]
+                return None
         elif msg["msg_type"] == "display_data":
             size = sum(len(str(value)) for value in content.get("data", {}).values())
             if size > self.room or self.count <= 0:
@@ -83,7 +94,7 @@ class Session:
         )  # fmt: skip
         self._client = _Client(
             NotebookNode(nbformat.v4.new_notebook()), km=self._manager, allow_errors=True, interrupt_on_timeout=True,
-            raise_on_iopub_timeout=True, error_on_timeout=TIMED_OUT, coalesce_streams=True, record_timing=False,
+            raise_on_iopub_timeout=True, error_on_timeout=TIMED_OUT, record_timing=False,
             store_widget_state=False, startup_timeout=120, on_cell_executed=self._note_timeout,
         )  # fmt: skip
         self._client.log.setLevel("CRITICAL")
@@ -108,6 +119,9 @@ class Session:
             raise KernelLost("the kernel died") from None
         except (CellTimeoutError, RuntimeError):
             raise KernelLost(f"no end after {self._client.timeout} s, nor after an interrupt") from None
+        for output in cell.outputs:
+            if output.output_type == "stream":
+                output.text = _as_seen(output.text)
         if self._timed_out:  # the interrupt's own traceback says nothing to anybody
             cell.outputs = [o for o in cell.outputs if o.output_type not in ("error", "execute_result")]
             cell.outputs.append(failure(TIMEOUT, f"no end after {self._client.timeout} s"))

@@ -12,12 +12,12 @@ import re
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
-import dateutil.parser
 import nbformat
 from nbformat import NotebookNode
+from nbgrader.utils import parse_utc
 
 from grading.course import Course
 
@@ -219,7 +219,6 @@ def _timestamp(path: Path) -> datetime | None:
 def _moment(text: str) -> datetime | None:
     """A time in UTC without a zone, as the gradebook keeps it; None if it cannot be read."""
     try:
-        moment = dateutil.parser.parse(text)
+        return parse_utc(text)
     except (ValueError, OverflowError):
         return None
-    return moment.astimezone(UTC).replace(tzinfo=None) if moment.tzinfo else moment

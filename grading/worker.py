@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 import time
 import traceback
 import warnings
@@ -88,7 +89,7 @@ def _grade(job: Job) -> Graded:
     config = course_config(job.root, course)
     report = job.folder / "report.json"
     config.SafeExecute.update(job.settings | {"report": str(report)})
-    convert(Autograde, config, job.lab, job.student)
+    convert(Autograde, config, job.lab, job.student, sys.stderr)
     with Gradebook(config.CourseDirectory.db_url, config.CourseDirectory.course_id) as book:
         notebook = book.find_submission_notebook(job.lab, job.lab, job.student)
         scores = {grade.name: grade.auto_score for grade in notebook.grades}

@@ -75,12 +75,12 @@ def a_syntax_error(nb):
     answer(nb, "softmax", "def softmax(x)\n    return x")
 
 
-@scenario(lost=none_of("total"))
+@scenario(lost=none_of("total"), slow=True)
 def an_answer_that_exits(nb):
     answer(nb, "total", "def total(x):\n    raise SystemExit(0)")
 
 
-@scenario(lost=none_of("total"))
+@scenario(lost=none_of("total"), slow=True)
 def an_answer_that_asks_for_input(nb):
     answer(nb, "total", "def total(x):\n    return float(input('sum?'))")
 
@@ -90,7 +90,7 @@ def an_answer_that_wants_24_gb(nb):
     answer(nb, "softmax", "def softmax(x):\n    return np.ones(3 * 10**9)")
 
 
-@scenario(lost={"ceil_div_check": 1.0, "ceil_div_hidden": 1.0})
+@scenario(lost={"ceil_div_check": 1.0, "ceil_div_hidden": 1.0}, slow=True)
 def a_half_right_answer(nb):
     answer(nb, "ceil_div", "def ceil_div(n, size):\n    return n // size")
 
@@ -149,7 +149,7 @@ def a_line_of_100_mb_and_thousands_of_displays(nb):
 # Accidents with cells.
 
 
-@scenario(note="ceil_div_check: the cell was missing and was put back")
+@scenario(note="ceil_div_check: the cell was missing and was put back", slow=True)
 def a_deleted_check_cell(nb):
     del nb.cells[at(nb, "ceil_div_check")]
 
@@ -165,12 +165,12 @@ def everything_of_the_first_question_deleted(nb):
         del nb.cells[at(nb, name)]
 
 
-@scenario(note="copies")
+@scenario(note="copies", slow=True)
 def a_copied_check_cell(nb):
     nb.cells.insert(at(nb, "total_check") + 1, copy_of(nb, "total_check", "dup00001"))
 
 
-@scenario(note="copies")
+@scenario(note="copies", slow=True)
 def a_copied_answer(nb):
     twin = copy_of(nb, "total", "dup00002")
     twin.source = "x = 1"
@@ -184,18 +184,18 @@ def a_split_answer(nb):
     nb.cells.insert(at(nb, "softmax") + 1, twin)
 
 
-@scenario(note="its metadata was restored")
+@scenario(note="its metadata was restored", slow=True)
 def a_changed_grade_id(nb):
     nb.cells[at(nb, "softmax_check")].metadata.nbgrader.grade_id = "mine"
 
 
-@scenario()
+@scenario(slow=True)
 def changed_cell_ids(nb):
     for n, cell in enumerate(nb.cells):
         cell.id = f"zz{n}"
 
 
-@scenario(note="its metadata was restored")
+@scenario(note="its metadata was restored", slow=True)
 def stripped_metadata(nb):
     for cell in nb.cells:
         cell.metadata.pop("nbgrader", None)
@@ -207,7 +207,7 @@ def stripped_metadata_and_changed_ids(nb):
     changed_cell_ids(nb)
 
 
-@scenario()
+@scenario(slow=True)
 def a_check_cell_turned_into_markdown(nb):
     cell = nb.cells[at(nb, "total_check")]
     cell.cell_type = "markdown"
@@ -215,7 +215,7 @@ def a_check_cell_turned_into_markdown(nb):
         del cell[key]
 
 
-@scenario()
+@scenario(slow=True)
 def an_unknown_kernel_name(nb):
     nb.metadata["kernelspec"] = {"name": "nonexistent", "display_name": "x", "language": "python"}
 
@@ -242,7 +242,7 @@ def emptied_checks_and_a_wrong_answer(nb):
         nb.cells[at(nb, name)].source = "5.0"
 
 
-@scenario(lost=none_of("ceil_div"))
+@scenario(lost=none_of("ceil_div"), slow=True)
 def a_tag_that_skips_the_check(nb):
     answer(nb, "ceil_div", WRONG)
     for name in ("ceil_div_check", "ceil_div_hidden"):
@@ -270,7 +270,7 @@ def a_kinder_score_function(nb):
     insert(nb, "labkit.score = lambda result, points=1.0: float(points)")
 
 
-@scenario(lost=none_of("ceil_div"), note="tampered in cell", status="tampered")
+@scenario(lost=none_of("ceil_div"), note="tampered in cell", status="tampered", slow=True)
 def invariants_taken_out_of_a_question(nb):
     answer(nb, "ceil_div", WRONG)
     insert(

@@ -71,7 +71,7 @@ def graded(tmp_path_factory, request) -> Class:
             spy, SPY.format(root=str(course.root), repository=str(ROOT), port=server.getsockname()[1], marker=MARKER)
         )
         toy.hand_in(handed_in, "spy", spy)
-        options = Options(2, "require", ["perfect", "absent"], None, tmp / "grades.csv", SETTINGS, quiet=True)
+        options = Options(3, "require", ["perfect", "absent"], None, tmp / "grades.csv", SETTINGS, quiet=True)
         lines = grade_folder(handed_in, [LAB], course, options)
     scores = {}
     with gradebook.opened(course) as book:
@@ -80,7 +80,10 @@ def graded(tmp_path_factory, request) -> Class:
     return Class(course, {line.student: line for line in lines}, scores, tmp / "grades.csv")
 
 
-@pytest.mark.parametrize("student", SCENARIOS)
+ROWS = [pytest.param(name, marks=[pytest.mark.slow] if row.slow else []) for name, row in SCENARIOS.items()]
+
+
+@pytest.mark.parametrize("student", ROWS)
 def test_each_mishap_and_cheat_costs_what_it_should_and_no_more(graded: Class, student: str):
     expected, line = SCENARIOS[student], graded.lines[student]
     assert graded.scores.get(student) == expected.scores, f"{student}: {line.notes}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 import pytest
@@ -30,8 +31,7 @@ def hidden_file(course: Course):
     return course.root / "grading" / "hidden" / f"{LAB}.py"
 
 
-@pytest.mark.parametrize("order", [0])
-def test_a_term(course: Course, order: int):
+def test_a_term(course: Course):
     """Grade with a faulty check; override; set a due date; fix the check; grade again, twice."""
     right = hidden_file(course).read_text()
     hidden_file(course).write_text(right.replace("== 21.0", "== 22.0"))
@@ -44,8 +44,8 @@ def test_a_term(course: Course, order: int):
         kept = book.find_grade("softmax_hidden", LAB, LAB, "ann")
         kept.manual_score, kept.extra_credit = 1.5, 0.25
         book.find_comment("softmax", LAB, LAB, "ann").manual_comment = "numerically fine, see me about the scale"
-        book.find_assignment(LAB).duedate = datetime(2030, 5, 2, 12, 0)  # one day before
         book.db.commit()
+        book.update_or_create_assignment(LAB, duedate=datetime(2030, 5, 2, 12, 0))  # one day before
 
     hidden_file(course).write_text(right)
     again = grade(course)
@@ -61,7 +61,7 @@ def test_a_term(course: Course, order: int):
 
     third = grade(course)
     assert third.late_penalty == 0 and third.score == 9.75, "an extension takes the penalty away"
-    assert grade(course) == third or grade(course).score == third.score, "grading again changes nothing"
+    assert replace(grade(course), seconds=0) == replace(third, seconds=0), "grading again changes something"
 
 
 def test_questions_are_frozen_while_submissions_exist(course: Course):
@@ -113,6 +113,7 @@ def test_a_build_is_what_nbgrader_itself_generates(course: Course, tmp_path):
     assert (tmp_path / LAB / f"{LAB}.ipynb").read_bytes() == course.release(LAB).read_bytes()
 
 
+@pytest.mark.filterwarnings("ignore::sqlalchemy.exc.SAWarning")
 def test_the_formgraders_own_autograde_is_the_robust_one(course: Course, tmp_path):
     """nbgrader's converter with our configuration alone, as its formgrader and command line run it."""
     from nbgrader.converters import Autograde

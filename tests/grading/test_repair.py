@@ -1,0 +1,79 @@
+"""What RepairCells makes of a notebook whose cells and metadata a student has moved, copied, stripped or edited."""
+
+from __future__ import annotations
+
+import nbformat
+import pytest
+import toy
+from nbformat import NotebookNode
+from nbformat.v4 import new_output
+from scenarios import SCENARIOS
+from toy import LAB
+
+from grading.notebook_run import _make_plain
+from grading.repair import repair
+from grading.submissions import clean_notebook
+
+ACCIDENTS = [
+    "perfect", "a_deleted_check_cell", "everything_of_the_first_question_deleted", "a_deleted_answer",
+    "a_copied_check_cell", "a_copied_answer", "a_split_answer", "a_changed_grade_id", "changed_cell_ids",
+    "stripped_metadata", "stripped_metadata_and_changed_ids", "a_check_cell_turned_into_markdown",
+    "points_edited_to_a_thousand", "a_tag_that_skips_the_check", "an_endless_loop_in_an_answer",
+]  # fmt: skip
+
+
+@pytest.fixture
+def release(course) -> NotebookNode:
+    return nbformat.read(course.release(LAB), 4)
+
+
+@pytest.mark.parametrize("accident", ACCIDENTS)
+def test_every_cell_of_the_release_is_there_once_with_its_own_metadata(course, release, accident):
+    notebook = toy.solved(course)
+    SCENARIOS[accident].edit(notebook)
+    cells, _ = repair(clean_notebook(nbformat.writes(notebook)).cells, release.cells)
+    got = [(c.id, c.cell_type, c.metadata) for c in cells if "nbgrader" in c.metadata]
+    assert got == [(c.id, c.cell_type, c.metadata) for c in release.cells if "nbgrader" in c.metadata]
+    assert len({c.id for c in cells}) == len(cells), "two cells share an id"
+
+
+@pytest.mark.parametrize("accident", ["a_split_answer", "a_copied_answer", "stripped_metadata_and_changed_ids"])
+def test_the_cell_that_holds_the_answer_is_the_answer(course, release, accident):
+    notebook = toy.solved(course)
+    SCENARIOS[accident].edit(notebook)
+    cells, _ = repair(clean_notebook(nbformat.writes(notebook)).cells, release.cells)
+    answers = {c.metadata.nbgrader.grade_id: c.source for c in cells if "nbgrader" in c.metadata}
+    for question in ("ceil_div", "total", "softmax"):
+        assert f"def {question}(" in answers[question], f"another cell was taken for {question}"
+
+
+def test_an_untouched_notebook_needs_no_repair(course, release):
+    assert repair(toy.solved(course).cells, release.cells)[1] == []
+
+
+def scored(*outputs: NotebookNode) -> list[NotebookNode]:
+    cell = nbformat.v4.new_code_cell("x", outputs=list(outputs))
+    _make_plain(cell, points=5.0)
+    return cell.outputs
+
+
+def result(text: str) -> NotebookNode:
+    return new_output("execute_result", data={"text/plain": text}, execution_count=1)
+
+
+@pytest.mark.parametrize("text", ["nan", "-1", "7.0", "None", "[1, 2]", "np.float64(2.0)", "'5'", "inf", ""])
+def test_what_nbgrader_takes_for_full_marks_is_no_score(text):
+    assert scored(result(text))[-1].ename == "NoScore"
+
+
+def test_no_result_and_two_results_are_no_score():
+    assert scored()[-1].ename == "NoScore" and scored(result("1"), result("2"))[-1].ename == "NoScore"
+
+
+def test_a_plain_number_within_the_points_stands():
+    assert scored(result("2.5"))[0].data["text/plain"] == "2.5"
+
+
+def test_an_error_after_a_result_takes_the_result_away():
+    outputs = scored(result("5.0"), new_output("error", ename="E", evalue="", traceback=[]))
+    assert [o.output_type for o in outputs] == ["error"]
