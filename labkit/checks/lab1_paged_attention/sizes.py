@@ -64,7 +64,9 @@ def _(answer) -> None:
 @requests_that_fit.invariant("a request that does not fit whole does not count")
 def _(answer) -> None:
     got = answer(100, 2, 17, 16)
-    require(got == 1, f"{got} requests of 17 tokens in 100 bytes at 2 bytes a token: 2 of 3 blocks of 16 serve one, so 1")
+    require(
+        got == 1, f"{got} requests of 17 tokens in 100 bytes at 2 bytes a token: 2 of 3 blocks of 16 serve one, so 1"
+    )
 
 
 @requests_that_fit.invariant("a memory that cannot hold one request holds none")
