@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 import io
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 
 from labkit import plots
 from labkit.pooltrace import PoolTrace, Snapshot, play
+from labkit.tilewalk import TileWalk
 
 if TYPE_CHECKING:
     import ipywidgets
@@ -36,27 +39,44 @@ def _empty(num_blocks: int, block_size: int) -> Snapshot:
 
 def pool_stepper(trace: PoolTrace) -> ipywidgets.Widget:
     """A slider over the steps of a trace, with a play button; the picture and the numbers follow it, back and forth."""
+    return _stepper(
+        len(trace.steps),
+        lambda step: plots.memory_map(trace.steps[step]),
+        lambda step: _numbers(trace.steps[step], trace.note),
+    )
+
+
+def tile_stepper(walk: TileWalk) -> ipywidgets.Widget:
+    """A slider over the tiles of a FlashAttention pass: which are loaded, and m, l and acc of the rows at hand."""
+
+    def say(step: int) -> str:
+        visit = walk.visits[step]
+        return f"row tile <b>{visit.row_tile}</b> takes in key tile <b>{visit.key_tile}</b>"
+
+    return _stepper(len(walk.visits), lambda step: plots.tile_map(walk, step), say)
+
+
+def _stepper(steps: int, draw: Callable[[int], Figure], say: Callable[[int], str]) -> ipywidgets.Widget:
+    """Slider and play button over `steps` pictures, each drawn when it is first shown, with a line of text below."""
     import ipywidgets  # a lab's checks run where no Jupyter package is installed
 
-    last = len(trace.steps) - 1
-    slider = ipywidgets.IntSlider(0, 0, last, description="step", layout={"width": "60%"})
-    player = ipywidgets.Play(min=0, max=last, interval=400, show_repeat=False)
+    slider = ipywidgets.IntSlider(0, 0, steps - 1, description="step", layout={"width": "60%"})
+    player = ipywidgets.Play(min=0, max=steps - 1, interval=400, show_repeat=False)
     ipywidgets.jslink((player, "value"), (slider, "value"))
-    picture = ipywidgets.Image(format="png", layout={"max_width": "860px"})
-    picture.add_class("pool-picture")
-    numbers = ipywidgets.HTML()
+    picture = ipywidgets.Image(format="png", layout={"max_width": "940px"})
+    picture.add_class("step-picture")
+    text = ipywidgets.HTML()
     drawn: dict[int, bytes] = {}
 
     def show(step: int) -> None:
-        snapshot = trace.steps[step]
         if step not in drawn:
-            drawn[step] = _png(snapshot)
+            drawn[step] = _png(draw(step))
         picture.value = drawn[step]
-        numbers.value = _numbers(snapshot, trace.note)
+        text.value = say(step)
 
     slider.observe(lambda change: show(change["new"]), names="value")
     show(0)
-    return ipywidgets.VBox([ipywidgets.HBox([player, slider]), picture, numbers])
+    return ipywidgets.VBox([ipywidgets.HBox([player, slider]), picture, text])
 
 
 def _numbers(s: Snapshot, note: str) -> str:
@@ -65,8 +85,7 @@ def _numbers(s: Snapshot, note: str) -> str:
     return f"{line}{waiting}<br>{s.event}" + (f"<br><i>{note}</i>" if note else "")
 
 
-def _png(snapshot: Snapshot) -> bytes:
-    figure = plots.memory_map(snapshot)
+def _png(figure: Figure) -> bytes:
     sink = io.BytesIO()
     figure.savefig(sink, format="png", dpi=100, bbox_inches="tight")
     plt.close(figure)

@@ -4,6 +4,7 @@ from labkit.plots.charts import bars, race_chart, roofline_chart
 from labkit.plots.paging import memory_map, waste_by_block_size
 from labkit.plots.recorded import evidence_chart
 from labkit.plots.style import COLOURS, colour
+from labkit.plots.tiles import tile_map
 
 __all__ = [
     "COLOURS",
@@ -13,5 +14,6 @@ __all__ = [
     "memory_map",
     "race_chart",
     "roofline_chart",
+    "tile_map",
     "waste_by_block_size",
 ]

@@ -72,7 +72,7 @@ def test_dragging_the_slider_of_lab_1_redraws_the_plot(page, student_lab):
     numbers = [n for n, c in enumerate(cells) if c in needed(cells, [widget.id])]
     assert page.evaluate(RUN_CELLS, numbers) == [], "a cell that the widget needs failed"
 
-    picture, readout = page.locator("img.pool-picture"), page.locator(".widget-readout").first
+    picture, readout = page.locator("img.step-picture"), page.locator(".widget-readout").first
     picture.wait_for()
     picture.scroll_into_view_if_needed()
     first = settled(page, picture)
