@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import time
+
 import nbformat
 import pytest
 import toy
 from nbformat import NotebookNode
 from nbformat.v4 import new_output
+from nbgrader.utils import determine_grade
 from scenarios import SCENARIOS
 from toy import LAB
 
 from grading.notebook_run import _make_plain
+from grading.outputs import StderrIsNotFailure
 from grading.repair import repair
+from grading.session import _as_seen
 from grading.submissions import clean_notebook
 
 ACCIDENTS = [
@@ -77,3 +82,22 @@ def test_a_plain_number_within_the_points_stands():
 def test_an_error_after_a_result_takes_the_result_away():
     outputs = scored(result("5.0"), new_output("error", ename="E", evalue="", traceback=[]))
     assert [o.output_type for o in outputs] == ["error"]
+
+
+def test_stderr_is_no_failure():
+    said = new_output("stream", name="stderr", text="INFO engine started")
+    cell = nbformat.v4.new_code_cell("x", outputs=[said, result("2.0")])
+    cell.metadata["nbgrader"] = {"grade": True, "solution": False, "points": 5}
+    assert determine_grade(cell)[0] == 0, "nbgrader gives points to a cell with stderr now: is the step still needed?"
+    StderrIsNotFailure().preprocess_cell(cell, {}, 0)
+    assert determine_grade(cell)[0] == 2.0
+
+
+def test_a_progress_bar_is_kept_as_it_ended():
+    assert _as_seen("start\n 10%\r 50%\r100%\r\nend") == "start\n100%\nend"
+
+
+def test_a_long_line_costs_no_time():
+    begun = time.monotonic()
+    _as_seen("x" * 5_000_000)
+    assert time.monotonic() - begun < 2, "the time grows faster than the line: a student could stop the grader with it"
