@@ -10,7 +10,7 @@ from labkit.checks.contract import Question, require
 from labkit.checks.lab1_paged_attention.cases import GARBAGE, agree, make_case
 
 LAB = "lab1_paged_attention"
-KERNELS = ("kernels.paged_attention", "kernels.kv_cache", "kernels.reference")
+KERNELS = ("kernels.paged_attention", "kernels.split_kv", "kernels.kv_cache", "kernels.reference")
 SDPA = ("torch.nn.functional.scaled_dot_product_attention", "torch.nn.attention", "torch.ops")
 
 write_kv = Question(
