@@ -77,7 +77,7 @@ class Server:
     def _start(self) -> None:
         self._address = f"\0labkit-{uuid.uuid4()}"  # abstract: it is gone with the server
         self._owner = os.getpid()
-        self._errors = tempfile.TemporaryFile()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  (open as long as the server lives)
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self._address)
             listener.listen(BACKLOG)
@@ -116,7 +116,7 @@ def serve(descriptor: int, work: str) -> None:
     function = getattr(importlib.import_module(module), name)
     with socket.socket(fileno=descriptor) as listener:
         while True:
-            ready, _, _ = select.select([listener, 0], [], [])
+            ready, _, _ = select.select([listener.fileno(), 0], [], [])
             if 0 in ready:
                 return
             client, _ = listener.accept()

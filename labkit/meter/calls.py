@@ -13,10 +13,9 @@ import torch
 
 from labkit import cells, triton_internals
 from labkit.meter import child
-from labkit.meter.count import Count
+from labkit.meter.count import Count, Follow
 from labkit.servers import Server, unpack
 from labkit.source import standalone
-
 
 # Where kernels are compiled in this process, they are interpreted in that one.
 _interpreter = Server("labkit.meter.child:answer", {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""})
@@ -41,21 +40,23 @@ def measure(function: Any, *args: Any, **kwargs: Any) -> Count:
     return measure_many([Call(function, args, kwargs)])[0]
 
 
-def measure_many(calls: Sequence[Call], *, shuffle: int | None = None, timeout: float = 45.0) -> list[Count]:
+def measure_many(
+    calls: Sequence[Call], *, shuffle: int | None = None, follow: Follow | None = None, timeout: float = 45.0
+) -> list[Count]:
     """Count several calls in one child process, one after another.
 
     shuffle: a seed; the programs of each launch then run in an order drawn from it, where the interpreter's own order
-    would hide that they depend on one another. timeout: seconds for all calls together.
+    would hide that they depend on one another. follow: a program whose accesses are kept element by element.
+    timeout: seconds for all calls together.
     """
     sources = [(standalone(c.function), triton_internals.plain_function(c.function).__name__) for c in calls]  # type: ignore[union-attr]
+    arguments = [(c.args, c.kwargs) for c in calls]
     if _can_fork():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on forking beside a kernel's threads
-            reply = cells.forked(
-                lambda: child.run_calls(sources, [(c.args, c.kwargs) for c in calls], shuffle), timeout
-            )
+            reply = cells.forked(lambda: child.run_calls(sources, arguments, shuffle, follow), timeout)
     else:
-        reply = _interpreter.request(sources, [(c.args, c.kwargs) for c in calls], shuffle, timeout, timeout=timeout)
+        reply = _interpreter.request(sources, arguments, shuffle, follow, timeout, timeout=timeout)
     return [_take(call, part) for call, part in zip(calls, unpack(reply), strict=True)]
 
 

@@ -12,27 +12,31 @@ import numpy as np
 import torch
 
 from labkit import cells, triton_internals
-from labkit.meter.count import Counter
+from labkit.meter.count import Counter, Follow
 from labkit.servers import pack
 from labkit.source import STANDALONE, run_standalone
 
 
 def answer(
-    sources: list[tuple[str, str]], arguments: list[tuple[tuple, dict]], shuffle: int | None, timeout: float
-) -> bytes:
+    sources: list[tuple[str, str]], arguments: list[tuple[tuple, dict]], shuffle: int | None, follow: Follow | None,
+    timeout: float,
+) -> bytes:  # fmt: skip
     """In the server: `run_calls` in a fork of its own."""
-    return cells.forked(lambda: run_calls(sources, arguments, shuffle), timeout)
+    return cells.forked(lambda: run_calls(sources, arguments, shuffle, follow), timeout)
 
 
-def run_calls(sources: list[tuple[str, str]], arguments: list[tuple[tuple, dict]], shuffle: int | None) -> bytes:
+def run_calls(
+    sources: list[tuple[str, str]], arguments: list[tuple[tuple, dict]], shuffle: int | None, follow: Follow | None
+) -> bytes:
     """In the child: run each call under a counter of its own and pack what became of it."""
     torch.set_num_threads(1)  # OpenMP's pool does not survive a fork
     counter = _Relay()
     random = np.random.default_rng(shuffle)
-    triton_internals.observe(counter, random.permutation if shuffle is not None else None)
+    order = random.permutation if shuffle is not None else None
+    triton_internals.observe(counter, order, touches=follow is not None)
     parts = []
     for (source, name), (args, kwargs) in zip(sources, arguments, strict=True):
-        counter.current = Counter()
+        counter.current = Counter(follow)
         parts.append(_run(source, name, args, kwargs, counter.current))
     return pack(parts)
 

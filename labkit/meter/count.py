@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+LOADING, STORING = ("load", "atomic"), ("store", "atomic")
 MAX_REPORTS = 20  # accesses outside a tensor that are kept, each standing for all lanes of one operation
 
 
@@ -37,12 +42,37 @@ class Outside:
         )
 
 
+@dataclass(frozen=True)
+class Follow:
+    """Which program's accesses to follow: of launch `launch`, from 0, of `kernel`, the first kernel if None."""
+
+    program: tuple[int, int, int]
+    kernel: str | None = None
+    launch: int = 0
+
+
+@dataclass
+class Followed:
+    """What one program touched. loaded, stored: tensor argument -> how often each element, in the tensor's shape."""
+
+    kernel: str
+    grid: tuple[int, int, int]
+    program: tuple[int, int, int]
+    loaded: dict[str, np.ndarray] = field(default_factory=dict)
+    stored: dict[str, np.ndarray] = field(default_factory=dict)
+
+
 @dataclass
 class Tally:
     """Counts of one kernel, summed over all its programs and launches.
 
     loads, stores, atomics, dots: operations that programs executed. loaded, stored: bytes by tensor argument, of
-    unmasked lanes, before any cache; an atomic counts in both. dot_flops: 2 * M * N * K per dot.
+    unmasked lanes, before any cache; an atomic counts in both. dot_flops: 2 * M * N * K per dot. exponentials: elements
+    that exp or exp2 was taken of, masked lanes included, since they cost as much.
+    largest_tile: the shape with the most elements of all values that a program made, addresses and masks included.
+    peak_live_bytes: the most that the floating-point tiles of one program came to at a time, counting all that its
+    variables and temporaries held, each in its own dtype. A compiler frees a tile after its last use, may fuse it away
+    or hold it more than once, so this is what the program as written asks for and not a count of registers.
     """
 
     launches: int = 0
@@ -52,6 +82,9 @@ class Tally:
     atomics: int = 0
     dots: int = 0
     dot_flops: int = 0
+    exponentials: int = 0
+    largest_tile: tuple[int, ...] = ()
+    peak_live_bytes: int = 0
     loaded: dict[str, int] = field(default_factory=dict)
     stored: dict[str, int] = field(default_factory=dict)
 
@@ -71,12 +104,13 @@ class Count:
     """What one Python call asked for. Totals over its kernels are properties; `kernels` has one Tally by kernel name.
 
     outside: accesses outside their tensor, the first 20; empty for a correct kernel. result: what the call returned,
-    its tensors on the CPU.
+    its tensors on the CPU. followed: what the program that was followed touched, if one was.
     """
 
     kernels: dict[str, Tally]
     outside: tuple[Outside, ...]
     result: Any = None
+    followed: Followed | None = None
 
     def _total(self, name: str) -> int:
         return sum(getattr(tally, name) for tally in self.kernels.values())
@@ -117,6 +151,21 @@ class Count:
         return self._total("dot_flops")
 
     @property
+    def exponentials(self) -> int:
+        """Elements that exp or exp2 was taken of."""
+        return self._total("exponentials")
+
+    @property
+    def largest_tile(self) -> tuple[int, ...]:
+        """The shape with the most elements of any value that a program made; () if there was no tile at all."""
+        return max((tally.largest_tile for tally in self.kernels.values()), key=math.prod, default=())
+
+    @property
+    def peak_live_bytes(self) -> int:
+        """The most bytes of floating-point tiles that one program held at a time; see Tally."""
+        return max((tally.peak_live_bytes for tally in self.kernels.values()), default=0)
+
+    @property
     def bytes_loaded(self) -> int:
         """Bytes loaded by unmasked lanes, before any cache."""
         return self._total("bytes_loaded")
@@ -146,17 +195,31 @@ class Count:
 class Counter:
     """Collects what `triton_internals.observe` reports."""
 
-    def __init__(self) -> None:
+    def __init__(self, follow: Follow | None = None) -> None:
         self.kernels: dict[str, Tally] = {}
         self.outside_accesses: list[Outside] = []
+        self.follow = follow
+        self.followed: Followed | None = None
         self._kernel = ""
         self._tally = Tally()
+        self._largest = self._peak = 0
+        self._is_followed = False
+        self._flat: dict[tuple[str, str], np.ndarray] = {}  # each followed tensor's memory, gaps of a view included
 
     def launch(self, kernel: str, grid: tuple[int, int, int]) -> None:
         """A kernel starts."""
         self._kernel, self._tally = kernel, self.kernels.setdefault(kernel, Tally())
+        self._largest, self._peak = math.prod(self._tally.largest_tile), self._tally.peak_live_bytes
+        self._is_followed = self._chosen(kernel, self._tally.launches)
+        if self._is_followed and self.follow:
+            self.followed = Followed(kernel, grid, self.follow.program)
         self._tally.launches += 1
         self._tally.programs += grid[0] * grid[1] * grid[2]
+
+    def _chosen(self, kernel: str, launch: int) -> bool:
+        if self.follow is None or launch != self.follow.launch:
+            return False
+        return kernel == (self.follow.kernel or next(iter(self.kernels)))
 
     def access(self, op: str, tensor: Any, lanes: int, itemsize: int, first: bool) -> None:
         """Lanes of one operation that meant one tensor; `first` once per operation."""
@@ -164,7 +227,7 @@ class Counter:
         if first:
             counter = {"load": "loads", "store": "stores", "atomic": "atomics"}[op]
             setattr(tally, counter, getattr(tally, counter) + 1)
-        for side, kinds in ((tally.loaded, ("load", "atomic")), (tally.stored, ("store", "atomic"))):
+        for side, kinds in ((tally.loaded, LOADING), (tally.stored, STORING)):
             if lanes and op in kinds:
                 side[name] = side.get(name, 0) + lanes * itemsize
 
@@ -180,6 +243,33 @@ class Counter:
         self._tally.dots += 1
         self._tally.dot_flops += 2 * batch * m * n * k
 
+    def exponential(self, elements: int) -> None:
+        """One tl.exp or tl.exp2."""
+        self._tally.exponentials += elements
+
+    def tile(self, shape: tuple[int, ...], live_bytes: int) -> None:
+        """A value came into being; with it, `live_bytes` of floating-point tiles are alive."""
+        elements = math.prod(shape)
+        if elements > self._largest:
+            self._largest, self._tally.largest_tile = elements, tuple(shape)
+        if live_bytes > self._peak:
+            self._peak = self._tally.peak_live_bytes = live_bytes
+
+    def touch(self, op: str, tensor: Any, offsets: np.ndarray, program: tuple[int, int, int]) -> None:
+        """Lanes of one operation inside a tensor; `offsets` in bytes from its first element."""
+        followed = self.followed
+        if not self._is_followed or followed is None or tuple(program) != followed.program:
+            return
+        for side, kinds in (("loaded", LOADING), ("stored", STORING)):
+            if op not in kinds:
+                continue
+            key = side, tensor.name
+            if key not in self._flat:
+                flat = self._flat[key] = np.zeros(tensor.nbytes // tensor.itemsize, np.int32)
+                strides = [stride * flat.itemsize for stride in tensor.strides]
+                getattr(followed, side)[tensor.name] = as_strided(flat, tensor.shape, strides)
+            np.add.at(self._flat[key], offsets // np.uint64(tensor.itemsize), 1)
+
     def count(self, result: Any) -> Count:
         """All of it, and the call's result."""
-        return Count(self.kernels, tuple(self.outside_accesses), result)
+        return Count(self.kernels, tuple(self.outside_accesses), result, self.followed)

@@ -1,4 +1,4 @@
-"""Everything that reaches into Triton's internals: written for 3.6.0 to 3.7.1, tested on both.
+"""Watches what kernels do in Triton's interpreter.
 
 To follow a pointer back to its tensor, each tensor of a launch is given a made-up address in a region of its own, far
 above any real one. Arithmetic on pointers then keeps the origin, whatever operations it goes through, and loads and
@@ -72,13 +72,17 @@ class Recorder(Protocol):
         self, op: str, tensor: Region | None, offset: int, lanes: int, program: tuple[int, int, int]
     ) -> None: ...
     def dot(self, m: int, n: int, k: int, batch: int) -> None: ...
+    def exponential(self, elements: int) -> None: ...
+    def tile(self, shape: tuple[int, ...], live_bytes: int) -> None: ...
+    def touch(self, op: str, tensor: Region, offsets: np.ndarray, program: tuple[int, int, int]) -> None: ...
 
 
 @dataclass(frozen=True)
 class Region:
     """A tensor of a launch: its argument name, made-up and real base address, and the bytes that are its own.
 
-    lattice: (stride, size) per dimension in bytes, largest stride first, for a view with gaps; else empty.
+    shape, strides: of the tensor, in elements. lattice: (stride, size) per dimension in bytes, largest stride first,
+    for a view with gaps; else empty.
     """
 
     name: str
@@ -86,6 +90,8 @@ class Region:
     real: int
     nbytes: int
     itemsize: int
+    shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
     lattice: tuple[tuple[int, int], ...] = ()
 
     def holds(self, offsets: np.ndarray, size: int) -> np.ndarray:
@@ -109,22 +115,26 @@ def _region(name: str, tensor: torch.Tensor, number: int) -> Region:
     )  # no dims: one element
     dense = extent == item * int(np.prod([n for _, n in dims]))
     base = ((FIRST_REGION + number) << REGION_BITS) + HALF + (real & ALIGNMENT)
-    return Region(name, base, real, extent, item, tuple(dims) if nested and not dense else ())
+    lattice = tuple(dims) if nested and not dense else ()
+    return Region(name, base, real, extent, item, tuple(tensor.shape), tensor.stride(), lattice)
 
 
-def observe(recorder: Recorder, order: Callable[[int], np.ndarray] | None = None) -> None:
+def observe(recorder: Recorder, order: Callable[[int], np.ndarray] | None = None, touches: bool = False) -> None:
     """From now on, report every launch, access and dot of interpreted kernels in this process to `recorder`.
 
     There is no way back: call it in a process of its own. Lanes outside their tensor read 0 and write nothing.
     order(programs): a permutation, the order in which the programs of a launch run; by default the interpreter's.
+    touches: report also each element that is loaded or stored, which is slower.
     """
-    _Observer(recorder, order).install()
+    _Observer(recorder, order, touches).install()
 
 
 class _Observer:
-    def __init__(self, recorder: Recorder, order: Callable[[int], np.ndarray] | None):
+    def __init__(self, recorder: Recorder, order: Callable[[int], np.ndarray] | None, touches: bool):
         self.recorder = recorder
         self.order = order
+        self.touches = touches
+        self.live_bytes = 0
         self.native = interpreter._interpreter
         self.regions: dict[int, Region] = {}
         self.names: dict[int, str] = {}
@@ -137,6 +147,9 @@ class _Observer:
         executor._init_args_hst = self._name_arguments_with(executor._init_args_hst)
         interpreter._patch_lang_tensor = _scalars_with(interpreter._patch_lang_tensor)
         builder.create_dot = self._dot_with(builder.create_dot)
+        builder.create_exp = self._exponential_with(builder.create_exp)
+        builder.create_exp2 = self._exponential_with(builder.create_exp2)
+        self._watch_tiles(interpreter.TensorHandle)
         builder.set_grid_dim = self._launch_with(builder.set_grid_dim)
         builder.set_grid_idx = self._program_with(builder.set_grid_idx)
         run = executor.__call__
@@ -194,6 +207,8 @@ class _Observer:
             if bad.any():
                 allowed &= ~bad
                 self._report(op, region, offsets, bad)
+            if self.touches and region:
+                self.recorder.touch(op, region, offsets[chosen & ~bad], self.builder.grid_idx)
         return real, allowed
 
     def _report(self, op: str, region: Region | None, offsets: np.ndarray, bad: np.ndarray) -> None:
@@ -240,6 +255,29 @@ class _Observer:
             return original(builder, a, b, *rest)
 
         return dot
+
+    def _exponential_with(self, original: Callable) -> Callable:
+        def exponential(builder: Any, x: Any) -> Any:
+            self.recorder.exponential(x.data.size)
+            return original(builder, x)
+
+        return exponential
+
+    def _watch_tiles(self, handle_type: Any) -> None:
+        """Follow the life of each value: the interpreter wraps it in a handle, which dies with the last name for it."""
+        check = handle_type.__post_init__
+
+        def born(handle: Any) -> None:
+            check(handle)
+            if handle.data.size > 1:
+                handle.live_bytes = handle.data.nbytes if handle.dtype.is_floating() else 0
+                self.live_bytes += handle.live_bytes
+                self.recorder.tile(handle.data.shape, self.live_bytes)
+
+        def dead(handle: Any) -> None:
+            self.live_bytes -= getattr(handle, "live_bytes", 0)
+
+        handle_type.__post_init__, handle_type.__del__ = born, dead
 
     def _launch_with(self, original: Callable) -> Callable:
         def dim(builder: Any, *grid: int) -> None:
