@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -202,6 +203,35 @@ def submit(
     for line in written.notes:
         typer.echo(line)
     typer.echo(f"wrote {written.path}: hand in this file")
+
+
+@app.command()
+def inspect(
+    kernel: Annotated[str, typer.Argument(help="A module of kernels/, or MODULE.FUNCTION.")],
+    arch: Annotated[str, typer.Option(help="sm_80, sm_86, sm_89, sm_90 or sm_100.")] = "sm_90",
+    show: Annotated[
+        str | None,
+        typer.Option(metavar="STAGE", help="Print ttir, ttgir, llir, ptx or sass instead, with source lines."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Compile a kernel for a GPU, here or not: registers, spills, shared memory, occupancy, instructions, layouts.
+
+    \b
+    Examples:
+      labkit inspect paged_attention
+      labkit inspect flash_attention --arch sm_80 --json
+      labkit inspect kv_cache.write_kv --show sass
+    """
+    from labkit.compiled import CompilationFailed, examples
+    from labkit.compiled import show as shown
+
+    try:
+        made = shown.inspect_kernels(examples.examples_of(kernel), arch)
+        texts = [shown.stage_text(one, show) if show else shown.as_text(example, one) for example, one in made]
+    except (ValueError, CompilationFailed, TimeoutError) as error:
+        raise CampError(str(error)) from error
+    typer.echo(json.dumps([shown.as_data(*one) for one in made], indent=1) if as_json else "\n\n".join(texts))
 
 
 @app.command()

@@ -145,7 +145,7 @@ class Compiled:
         own = file.endswith(STANDALONE)
         lines = self.source.splitlines() if own else linecache.getlines(file)
         text = lines[line - 1].strip() if 0 < line <= len(lines) else ""
-        return f"{'' if own else Path(file).name + ':'}{line}: {text}"
+        return text if own else f"{Path(file).name}:{line}: {text}"
 
     def save(self, folder: Path | str) -> list[Path]:
         """Write every stage to `folder`: <kernel>.<arch>.ttir, .ttgir, .llir, .ptx, .cubin, and .sass with source."""

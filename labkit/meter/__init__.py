@@ -9,6 +9,7 @@ source, so it works the same where kernels are compiled, and a crash or a hang t
 """
 
 from labkit.meter.calls import Call, measure, measure_many
+from labkit.meter.conflicts import Conflict
 from labkit.meter.count import Count, Follow, Followed, Outside, Tally
 
-__all__ = ["Call", "Count", "Follow", "Followed", "Outside", "Tally", "measure", "measure_many"]
+__all__ = ["Call", "Conflict", "Count", "Follow", "Followed", "Outside", "Tally", "measure", "measure_many"]

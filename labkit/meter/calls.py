@@ -41,22 +41,28 @@ def measure(function: Any, *args: Any, **kwargs: Any) -> Count:
 
 
 def measure_many(
-    calls: Sequence[Call], *, shuffle: int | None = None, follow: Follow | None = None, timeout: float = 45.0
+    calls: Sequence[Call],
+    *,
+    shuffle: int | None = None,
+    follow: Follow | None = None,
+    conflicts: bool = False,
+    timeout: float = 45.0,
 ) -> list[Count]:
     """Count several calls in one child process, one after another.
 
     shuffle: a seed; the programs of each launch then run in an order drawn from it, where the interpreter's own order
     would hide that they depend on one another. follow: a program whose accesses are kept element by element.
-    timeout: seconds for all calls together.
+    conflicts: look for elements that two programs of a launch touch and one stores to. timeout: seconds for all calls
+    together.
     """
     sources = [(standalone(c.function), triton_internals.plain_function(c.function).__name__) for c in calls]  # type: ignore[union-attr]
     arguments = [(c.args, c.kwargs) for c in calls]
     if _can_fork():
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on forking beside a kernel's threads
-            reply = cells.forked(lambda: child.run_calls(sources, arguments, shuffle, follow), timeout)
+            reply = cells.forked(lambda: child.run_calls(sources, arguments, shuffle, follow, conflicts), timeout)
     else:
-        reply = _interpreter.request(sources, arguments, shuffle, follow, timeout, timeout=timeout)
+        reply = _interpreter.request(sources, arguments, shuffle, follow, conflicts, timeout, timeout=timeout)
     return [_take(call, part) for call, part in zip(calls, unpack(reply), strict=True)]
 
 

@@ -19,24 +19,25 @@ from labkit.source import STANDALONE, run_standalone
 
 def answer(
     sources: list[tuple[str, str]], arguments: list[tuple[tuple, dict]], shuffle: int | None, follow: Follow | None,
-    timeout: float,
+    conflicts: bool, timeout: float,
 ) -> bytes:  # fmt: skip
     """In the server: `run_calls` in a fork of its own."""
-    return cells.forked(lambda: run_calls(sources, arguments, shuffle, follow), timeout)
+    return cells.forked(lambda: run_calls(sources, arguments, shuffle, follow, conflicts), timeout)
 
 
 def run_calls(
-    sources: list[tuple[str, str]], arguments: list[tuple[tuple, dict]], shuffle: int | None, follow: Follow | None
-) -> bytes:
+    sources: list[tuple[str, str]], arguments: list[tuple[tuple, dict]], shuffle: int | None, follow: Follow | None,
+    conflicts: bool,
+) -> bytes:  # fmt: skip
     """In the child: run each call under a counter of its own and pack what became of it."""
     torch.set_num_threads(1)  # OpenMP's pool does not survive a fork
     counter = _Relay()
     random = np.random.default_rng(shuffle)
     order = random.permutation if shuffle is not None else None
-    triton_internals.observe(counter, order, touches=follow is not None)
+    triton_internals.observe(counter, order, touches=conflicts or follow is not None)
     parts = []
     for (source, name), (args, kwargs) in zip(sources, arguments, strict=True):
-        counter.current = Counter(follow)
+        counter.current = Counter(follow, conflicts)
         parts.append(_run(source, name, args, kwargs, counter.current))
     return pack(parts)
 

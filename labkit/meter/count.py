@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
 
+from labkit.meter.conflicts import Conflict, Shadow
+
 LOADING, STORING = ("load", "atomic"), ("store", "atomic")
 MAX_REPORTS = 20  # accesses outside a tensor that are kept, each standing for all lanes of one operation
 
@@ -104,13 +106,15 @@ class Count:
     """What one Python call asked for. Totals over its kernels are properties; `kernels` has one Tally by kernel name.
 
     outside: accesses outside their tensor, the first 20; empty for a correct kernel. result: what the call returned,
-    its tensors on the CPU. followed: what the program that was followed touched, if one was.
+    its tensors on the CPU. followed: what the program that was followed touched, if one was. conflicts: elements that
+    two programs of a launch touch and one stores to, if they were looked for.
     """
 
     kernels: dict[str, Tally]
     outside: tuple[Outside, ...]
     result: Any = None
     followed: Followed | None = None
+    conflicts: tuple[Conflict, ...] = ()
 
     def _total(self, name: str) -> int:
         return sum(getattr(tally, name) for tally in self.kernels.values())
@@ -195,11 +199,12 @@ class Count:
 class Counter:
     """Collects what `triton_internals.observe` reports."""
 
-    def __init__(self, follow: Follow | None = None) -> None:
+    def __init__(self, follow: Follow | None = None, conflicts: bool = False) -> None:
         self.kernels: dict[str, Tally] = {}
         self.outside_accesses: list[Outside] = []
         self.follow = follow
         self.followed: Followed | None = None
+        self.shadows: list[Shadow] | None = [] if conflicts else None
         self._kernel = ""
         self._tally = Tally()
         self._largest = self._peak = 0
@@ -213,6 +218,8 @@ class Counter:
         self._is_followed = self._chosen(kernel, self._tally.launches)
         if self._is_followed and self.follow:
             self.followed = Followed(kernel, grid, self.follow.program)
+        if self.shadows is not None:
+            self.shadows.append(Shadow(kernel, grid))
         self._tally.launches += 1
         self._tally.programs += grid[0] * grid[1] * grid[2]
 
@@ -257,6 +264,9 @@ class Counter:
 
     def touch(self, op: str, tensor: Any, offsets: np.ndarray, program: tuple[int, int, int]) -> None:
         """Lanes of one operation inside a tensor; `offsets` in bytes from its first element."""
+        elements = (offsets // np.uint64(tensor.itemsize)).astype(np.int64)
+        if self.shadows:
+            self.shadows[-1].touch(op, tensor, elements, program)
         followed = self.followed
         if not self._is_followed or followed is None or tuple(program) != followed.program:
             return
@@ -268,8 +278,9 @@ class Counter:
                 flat = self._flat[key] = np.zeros(tensor.nbytes // tensor.itemsize, np.int32)
                 strides = [stride * flat.itemsize for stride in tensor.strides]
                 getattr(followed, side)[tensor.name] = as_strided(flat, tensor.shape, strides)
-            np.add.at(self._flat[key], offsets // np.uint64(tensor.itemsize), 1)
+            np.add.at(self._flat[key], elements, 1)
 
     def count(self, result: Any) -> Count:
         """All of it, and the call's result."""
-        return Count(self.kernels, tuple(self.outside_accesses), result, self.followed)
+        conflicts = tuple(conflict for shadow in self.shadows or () for conflict in shadow.found)
+        return Count(self.kernels, tuple(self.outside_accesses), result, self.followed, conflicts)

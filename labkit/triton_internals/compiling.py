@@ -70,10 +70,11 @@ def build(
 def recorded_launches(capability: int) -> Iterator[list[Build]]:
     """Inside, launching a kernel compiles it as that launch would and runs nothing; gives the list of what was built.
 
-    Kernels must have been decorated before.
+    Ask by ask: a wrapper that wants to know whether its kernels are interpreted, and may have CPU tensors, hears yes;
+    Triton's decorator, for a module that is first imported by the call, hears no.
     """
     builds: list[Build] = []
-    original, tuned = jit.JITFunction.run, autotuner.Autotuner.run
+    original, tuned, knobs = jit.JITFunction.run, autotuner.Autotuner.run, jit.knobs
 
     def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
         with _log_of_ptxas() as log:
@@ -93,11 +94,25 @@ def recorded_launches(capability: int) -> Iterator[list[Build]]:
 
     driver.set_active(_NoDriver(capability))
     jit.JITFunction.run, autotuner.Autotuner.run = run, run_tuned
-    triton.knobs.runtime.interpret = True  # wrappers ask it whether a kernel may be given CPU tensors
+    jit.knobs = _Knobs(knobs)
+    triton.knobs.runtime.interpret = True
     try:
         yield builds
     finally:
-        jit.JITFunction.run, autotuner.Autotuner.run = original, tuned
+        jit.JITFunction.run, autotuner.Autotuner.run, jit.knobs = original, tuned, knobs
+        triton.knobs.runtime.interpret = False
+
+
+class _Knobs:
+    """Triton's knobs, or one group of them, of which `interpret` is always off."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "interpret":
+            return False
+        return _Knobs(self._real.runtime) if name == "runtime" else getattr(self._real, name)
 
 
 class _NoDriver:

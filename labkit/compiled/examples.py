@@ -1,0 +1,73 @@
+"""A representative call of each kernel in `kernels/`: what `labkit inspect` compiles.
+
+Add one here with a new kernel. Only shapes, dtypes and strides matter: nothing is run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from labkit.meter import Call
+
+
+@dataclass(frozen=True)
+class Example:
+    """name: "module.function" in `kernels`. case: the shapes, in words. call: makes the Python call."""
+
+    name: str
+    case: str
+    call: Callable[[], Call]
+
+    @property
+    def module(self) -> str:
+        """The module in `kernels`."""
+        return self.name.partition(".")[0]
+
+
+def _paged_attention() -> Call:
+    from kernels.paged_attention import paged_attention
+
+    q = torch.empty(16, 32, 128, dtype=torch.bfloat16)
+    cache = torch.empty(512, 16, 8, 128, dtype=torch.bfloat16)
+    table = torch.zeros(16, 256, dtype=torch.int32)
+    return Call(paged_attention, (q, cache, cache, table, torch.full((16,), 4096, dtype=torch.int32)))
+
+
+def _write_kv() -> Call:
+    from kernels.kv_cache import write_kv
+
+    new = torch.empty(16, 8, 128, dtype=torch.bfloat16)
+    cache = torch.empty(64, 16, 8, 128, dtype=torch.bfloat16)
+    return Call(write_kv, (new, new, cache, cache, torch.zeros(16, dtype=torch.int64)))
+
+
+def _flash_attention() -> Call:
+    from kernels.flash_attention import flash_attention
+
+    q = torch.empty(1, 2048, 32, 128, dtype=torch.bfloat16)
+    k = torch.empty(1, 2048, 8, 128, dtype=torch.bfloat16)
+    return Call(flash_attention, (q, k, k), {"causal": True, "variant": "tl"})
+
+
+HEADS = "32 query and 8 KV heads of 128, bf16"
+EXAMPLES = (
+    Example(
+        "paged_attention.paged_attention", f"16 sequences of 4,096 tokens, {HEADS}, block size 16", _paged_attention
+    ),
+    Example("kv_cache.write_kv", "16 tokens, 8 KV heads of 128, bf16, block size 16", _write_kv),
+    Example("flash_attention.flash_attention", f"2,048 tokens, causal, {HEADS}", _flash_attention),
+)
+
+
+def examples_of(name: str) -> tuple[Example, ...]:
+    """The examples of a module of `kernels`, or the one of "module.function". ValueError names those that there are."""
+    found = tuple(e for e in EXAMPLES if name in (e.module, e.name))
+    if not found:
+        modules = dict.fromkeys(e.module for e in EXAMPLES)
+        raise ValueError(
+            f"no kernel {name!r}; there are: {', '.join(modules)}, and {', '.join(e.name for e in EXAMPLES)}"
+        )
+    return found
