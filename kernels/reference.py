@@ -59,3 +59,82 @@ def write_kv(
         if slot >= 0:
             k_cache[slot // block_size, slot % block_size] = k[token]
             v_cache[slot // block_size, slot % block_size] = v[token]
+
+
+def flash_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention with the whole matrix of scores, computed in `dtype`, of one batch of equal lengths.
+
+    Arguments as in kernels.flash_attention, unpacked. Gives the output [batch, q_len, num_heads, head_dim] and the
+    log-sum-exp [batch, num_heads, q_len], both of `dtype`. A query that sees no key gives zeros and -inf.
+    """
+    group = q.shape[2] // k.shape[2]
+    q_len, k_len = q.shape[1], k.shape[1]
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    k, v = (x.to(dtype).repeat_interleave(group, dim=2) for x in (k, v))
+    scores = torch.einsum("bqhd,bkhd->bhqk", q.to(dtype), k) * scale
+    if causal:
+        seen = torch.ones(q_len, k_len, dtype=torch.bool, device=q.device).tril(k_len - q_len)
+        scores = scores.masked_fill(~seen, float("-inf"))
+    lse = scores.logsumexp(dim=-1)
+    weights = (scores - torch.where(lse.isinf(), 0.0, lse).unsqueeze(-1)).exp()
+    return torch.einsum("bhqk,bkhd->bqhd", weights, v), lse
+
+
+def packed_flash_attention(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of packed sequences, one after another.
+
+    Arguments as in kernels.flash_attention, packed. Gives [total_q, num_heads, head_dim] and [num_heads, total_q].
+    """
+    out = torch.zeros(q.shape, dtype=dtype, device=q.device)
+    lse = torch.full((q.shape[1], q.shape[0]), float("-inf"), dtype=dtype, device=q.device)
+    starts_q, starts_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+    for s in range(len(starts_q) - 1):
+        mine, its = slice(*starts_q[s : s + 2]), slice(*starts_k[s : s + 2])
+        o, sums = flash_attention(q[None, mine], k[None, its], v[None, its], causal=causal, scale=scale, dtype=dtype)
+        out[mine], lse[:, mine] = o[0], sums[0]
+    return out, lse
+
+
+def paged_prefill(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_table: torch.Tensor,
+    seq_lens: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    *,
+    scale: float | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Causal attention of each sequence's newest tokens over all its tokens in the cache, one sequence after another.
+
+    Arguments as in kernels.flash_attention_paged.paged_prefill. Gives [num_tokens, num_heads, head_dim] and
+    [num_heads, num_tokens], both of `dtype`.
+    """
+    out = torch.zeros(q.shape, dtype=dtype, device=q.device)
+    lse = torch.full((q.shape[1], q.shape[0]), float("-inf"), dtype=dtype, device=q.device)
+    starts = cu_seqlens_q.tolist()
+    for s, seq_len in enumerate(seq_lens.tolist()):
+        mine = slice(starts[s], starts[s + 1])
+        k, v = (gather_kv(cache, block_table[s], seq_len).unsqueeze(0) for cache in (k_cache, v_cache))
+        o, sums = flash_attention(q[None, mine], k, v, causal=True, scale=scale, dtype=dtype)
+        out[mine], lse[:, mine] = o[0], sums[0]
+    return out, lse

@@ -1,0 +1,400 @@
+"""FlashAttention, forward, for Hopper (sm_90): copies, tensor cores and softmax at the same time, written in Gluon.
+
+FlashAttention-3 (Shah et al., arXiv:2407.08608) in three moves. Warps specialise: one warp does nothing but ask the
+copy engine (TMA) for tiles, and two or three groups of four warps compute, 64 queries each, so that one group's softmax
+runs beside another's matrix products. Within a group, the scores of the next tile are asked of the tensor cores
+(WGMMA) before the softmax of this one begins. And one program per SM walks over many tiles of queries, so that the
+first loads of a tile overlap the last stores of the one before.
+
+`kernels.flash_attention` validates and chooses; its own kernel computes the same and is this one's oracle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from kernels.validate import tma_strides
+
+ROWS = gl.constexpr(64)  # queries of a warp group: the M of one WGMMA
+LN_2 = gl.constexpr(0.6931471805599453)
+LOG2_E = 1.4426950408889634
+L2_BYTES = 24 * 2**20  # of the L2 cache, that K and V may take: about half of it
+
+
+@gluon.jit
+def _cdiv(a, b):
+    return (a + b - 1) // b
+
+
+@gluon.jit
+def _my_tile(turn):
+    """The number of this program's tile in its turn number `turn`.
+
+    Tiles are sorted from long to short; every other round runs backwards, so that no program gets the longest of all.
+    """
+    program, num_programs = gl.program_id(0), gl.num_programs(0)
+    return turn * num_programs + gl.where(turn % 2 == 0, program, num_programs - 1 - program)
+
+
+@gluon.jit
+def _num_turns(num_tiles):
+    """This program's tiles: one a round, and perhaps one of the last round's."""
+    rounds = num_tiles // gl.num_programs(0)
+    return rounds + (_my_tile(rounds) < num_tiles).to(gl.int32)
+
+
+@gluon.jit
+def _place(tile, num_heads, num_pairs, tiles_m, span):
+    """Tile number -> (batch, head, query tile), the longest first.
+
+    Only `span` heads are worked on at a time, few enough that their K and V stay in the L2 cache.
+    """
+    first = tile // (span * tiles_m) * span
+    width = gl.minimum(span, num_pairs - first)
+    within = tile - first * tiles_m
+    pair = first + within % width
+    return pair // num_heads, pair % num_heads, tiles_m - 1 - within // width
+
+
+@gluon.jit
+def _num_kv_tiles(tile_m, q_len, k_len, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr):
+    """KV tiles that some query of the tile sees; at least one, so that rows without keys get their zeros written."""
+    end = k_len
+    if CAUSAL:
+        end = gl.minimum(k_len, (tile_m + 1) * BLOCK_M + k_len - q_len)
+    return gl.maximum(_cdiv(gl.maximum(end, 0), BLOCK_N), 1)
+
+
+@gluon.jit
+def _load(desc, batch, row, head, ring, count):
+    """Ask for tile number `count` of a ring, once all groups have left the slot that it goes to."""
+    smem, full, empty = ring
+    STAGES: gl.constexpr = smem.shape[0]
+    slot = count % STAGES
+    mbarrier.wait(empty.index(slot), (count // STAGES + 1) & 1)
+    mbarrier.expect(full.index(slot), desc.block_type.nbytes)
+    tma.async_copy_global_to_shared(desc, [batch, row, head, 0], full.index(slot), smem.index(slot))
+
+
+@gluon.jit
+def _produce(
+    descs, rings, problem, HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr
+):  # fmt: skip
+    """The copying warp. KV tiles go from the last, which has the diagonal, to the first."""
+    q_desc, k_desc, v_desc = descs
+    q_ring, k_ring, v_ring = rings
+    q_smem, q_full, q_empty = q_ring
+    num_heads, num_pairs, tiles_m, span, q_len, k_len = problem
+    GROUPS: gl.constexpr = q_smem.shape[0]
+    BLOCK_M: gl.constexpr = ROWS * GROUPS
+    BLOCK_N: gl.constexpr = k_desc.block_type.shape[1]
+    count = 0
+    for turn in range(_num_turns(num_pairs * tiles_m)):
+        batch, head, tile_m = _place(_my_tile(turn), num_heads, num_pairs, tiles_m, span)
+        kv_head = head // HEADS_PER_KV
+        num_tiles = _num_kv_tiles(tile_m, q_len, k_len, BLOCK_M, BLOCK_N, CAUSAL)
+        row = (num_tiles - 1) * BLOCK_N
+        for group in gl.static_range(GROUPS):
+            mbarrier.wait(q_empty.index(group), (turn + 1) & 1)
+            mbarrier.expect(q_full.index(group), q_desc.block_type.nbytes)
+            tma.async_copy_global_to_shared(
+                q_desc, [batch, tile_m * BLOCK_M + group * ROWS, head, 0], q_full.index(group), q_smem.index(group)
+            )
+            if group == 0:
+                _load(k_desc, batch, row, kv_head, k_ring, count)
+        for _ in range(num_tiles - 1):  # in the order in which they are needed: K one tile ahead of V
+            _load(k_desc, batch, row - BLOCK_N, kv_head, k_ring, count + 1)
+            _load(v_desc, batch, row, kv_head, v_ring, count)
+            row -= BLOCK_N
+            count += 1
+        _load(v_desc, batch, row, kv_head, v_ring, count)
+        count += 1
+
+
+@gluon.jit
+def _softmax(score, qk_scale, peak, total, last_key, first_key, MASKED: gl.constexpr):
+    """kernels.flash_attention.softmax_step, with the mask."""
+    BLOCK_N: gl.constexpr = score.shape[1]
+    if MASKED:
+        key = first_key + gl.arange(0, BLOCK_N, gl.SliceLayout(0, score.type.layout))
+        score = gl.where(key[None, :] <= last_key[:, None], score, float("-inf"))
+    new_peak = gl.maximum(peak, gl.max(score, 1) * qk_scale)  # (ROWS,)
+    shift = new_peak
+    if MASKED:
+        shift = gl.where(new_peak == float("-inf"), 0.0, new_peak)
+    p = gl.exp2(score * qk_scale - shift[:, None])  # (ROWS, BLOCK_N)
+    alpha = gl.exp2(peak - shift)
+    return p, alpha, new_peak, total * alpha + gl.sum(p, 1)
+
+
+@gluon.jit
+def _ask_scores(q, ring, count):
+    """Start q times the transpose of KV tile `count` once it has come; gives what to wait for, (ROWS, BLOCK_N)."""
+    smem, full = ring[0], ring[1]
+    BLOCK_N: gl.constexpr = smem.shape[2]
+    STAGES: gl.constexpr = smem.shape[0]
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    slot = count % STAGES
+    mbarrier.wait(full.index(slot), (count // STAGES) & 1)
+    k = smem.index(slot).reshape([BLOCK_N, smem.shape[4]]).permute((1, 0))
+    return warpgroup_mma(q, k, gl.zeros([ROWS, BLOCK_N], gl.float32, layout), use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _ask_output(p, ring, count, acc):
+    """Start acc + p times V tile `count` once it has come; gives what to wait for, (ROWS, DIM)."""
+    smem, full = ring[0], ring[1]
+    STAGES: gl.constexpr = smem.shape[0]
+    slot = count % STAGES
+    operand = gl.convert_layout(p.to(smem.dtype), gl.DotOperandLayout(0, acc.type.layout, 2))  # moves no data
+    mbarrier.wait(full.index(slot), (count // STAGES) & 1)
+    return warpgroup_mma(operand, smem.index(slot).reshape([smem.shape[2], smem.shape[4]]), acc, is_async=True)
+
+
+@gluon.jit
+def _leave(ring, count):
+    """This group has read tile `count` of the ring."""
+    smem, empty = ring[0], ring[2]
+    STAGES: gl.constexpr = smem.shape[0]
+    mbarrier.arrive(empty.index(count % STAGES), count=1)
+
+
+@gluon.jit
+def _step(
+    acc, p, peak, total, q, k_ring, v_ring, turns, count, step, last_key, first_key, qk_scale,
+    GROUP: gl.constexpr, PING_PONG: gl.constexpr, MASKED: gl.constexpr,
+):  # fmt: skip
+    """The output of KV tile `count`, whose weights are p, beside the weights of KV tile count + 1."""
+    GROUPS: gl.constexpr = turns.shape[0]
+    if PING_PONG:  # the groups take turns at the tensor cores, so that one's softmax meets the other's products
+        mbarrier.wait(turns.index(GROUP), step & 1)
+    score = _ask_scores(q, k_ring, count + 1)
+    acc = _ask_output(p, v_ring, count, acc)
+    if PING_PONG:
+        mbarrier.arrive(turns.index((GROUP + 1) % GROUPS), count=1)
+    score = warpgroup_mma_wait(1, deps=[score])
+    _leave(k_ring, count + 1)
+    p, alpha, peak, total = _softmax(score, qk_scale, peak, total, last_key, first_key, MASKED)
+    acc = warpgroup_mma_wait(0, deps=[acc])
+    _leave(v_ring, count)
+    acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, acc.type.layout))[:, None]
+    return acc, p, peak, total
+
+
+@gluon.jit
+def _store(
+    acc, peak, total, o_ptr, lse_ptr, row, first_row, q_len, stride_os, HAS_LSE: gl.constexpr
+):  # fmt: skip
+    """Divide and write the rows below q_len. acc: (ROWS, DIM). row, peak, total: (ROWS,)."""
+    DIM: gl.constexpr = acc.shape[1]
+    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DIM, DIM // 8], [4, 1], [1, 0])
+    divisor = gl.where(total == 0.0, 1.0, total)
+    factor = gl.convert_layout(1.0 / divisor, gl.SliceLayout(1, acc.type.layout))
+    o = gl.convert_layout((acc * factor[:, None]).to(o_ptr.dtype.element_ty), layout)
+    o_row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+    dim = gl.arange(0, DIM, gl.SliceLayout(0, layout))
+    place = o_ptr + o_row.to(gl.int64)[:, None] * stride_os + dim[None, :]
+    gl.store(place, o, mask=(o_row < q_len)[:, None])
+    if HAS_LSE:
+        lse = gl.where(total == 0.0, float("-inf"), (peak + gl.log2(divisor)) * LN_2)
+        gl.store(lse_ptr + row, lse, mask=row < q_len)
+
+
+@gluon.jit
+def _compute(
+    rings, turns, outputs, problem, qk_scale, GROUP: gl.constexpr, CAUSAL: gl.constexpr,
+    PING_PONG: gl.constexpr, HAS_LSE: gl.constexpr,
+):  # fmt: skip
+    """A computing group: rows GROUP * ROWS onwards of every tile of queries."""
+    q_ring, k_ring, v_ring = rings
+    o_ptr, lse_ptr, stride_ob, stride_os, stride_oh, stride_lb, stride_lh = outputs
+    num_heads, num_pairs, tiles_m, span, q_len, k_len = problem
+    q_smem, q_full, q_empty = q_ring
+    k_smem = k_ring[0]
+    BLOCK_M: gl.constexpr = ROWS * q_smem.shape[0]
+    BLOCK_N: gl.constexpr = k_smem.shape[2]
+    DIM: gl.constexpr = k_smem.shape[4]
+    score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
+    out_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DIM, 16])
+    row_layout: gl.constexpr = gl.SliceLayout(1, score_layout)
+    q = q_smem.index(GROUP).reshape([ROWS, DIM])
+    count = 0
+    for turn in range(_num_turns(num_pairs * tiles_m)):
+        batch, head, tile_m = _place(_my_tile(turn), num_heads, num_pairs, tiles_m, span)
+        num_tiles = _num_kv_tiles(tile_m, q_len, k_len, BLOCK_M, BLOCK_N, CAUSAL)
+        first_row = tile_m * BLOCK_M + GROUP * ROWS
+        row = first_row + gl.arange(0, ROWS, row_layout)
+        last_key = row * 0 + (k_len - 1)
+        whole = k_len // BLOCK_N  # KV tiles that all of this group's queries see
+        if CAUSAL:
+            last_key = gl.minimum(row + k_len - q_len, k_len - 1)
+            whole = gl.minimum(whole, gl.maximum(first_row + k_len - q_len + 1, 0) // BLOCK_N)
+        masked = gl.maximum(num_tiles - whole, 1)  # the first always, which costs little
+        first_key = (num_tiles - 1) * BLOCK_N
+        mbarrier.wait(q_full.index(GROUP), turn & 1)
+        score = warpgroup_mma_wait(0, deps=[_ask_scores(q, k_ring, count)])
+        _leave(k_ring, count)
+        peak = gl.full([ROWS], float("-inf"), gl.float32, row_layout)
+        total = gl.zeros([ROWS], gl.float32, row_layout)
+        p, _alpha, peak, total = _softmax(score, qk_scale, peak, total, last_key, first_key, True)
+        acc = gl.zeros([ROWS, DIM], gl.float32, out_layout)
+        for _ in range(masked - 1):
+            first_key -= BLOCK_N
+            acc, p, peak, total = _step(
+                acc, p, peak, total, q, k_ring, v_ring, turns, count, count - turn, last_key, first_key, qk_scale,
+                GROUP, PING_PONG, True,
+            )  # fmt: skip
+            count += 1
+        for _ in range(num_tiles - masked):
+            acc, p, peak, total = _step(
+                acc, p, peak, total, q, k_ring, v_ring, turns, count, count - turn, last_key, first_key, qk_scale,
+                GROUP, PING_PONG, False,
+            )  # fmt: skip
+            count += 1
+        mbarrier.arrive(q_empty.index(GROUP), count=1)
+        acc = warpgroup_mma_wait(0, deps=[_ask_output(p, v_ring, count, acc)])
+        _leave(v_ring, count)
+        count += 1
+        batch, head = batch.to(gl.int64), head.to(gl.int64)
+        _store(
+            acc, peak, total, o_ptr + batch * stride_ob + head * stride_oh,
+            lse_ptr + batch * stride_lb + head * stride_lh if HAS_LSE else lse_ptr, row, first_row, q_len, stride_os,
+            HAS_LSE,
+        )  # fmt: skip
+
+
+@gluon.jit
+def _ring(dtype: gl.constexpr, SLOTS: gl.constexpr, desc, READERS: gl.constexpr):
+    """Shared memory for SLOTS tiles of desc's shape, and the barriers of who filled and who left each."""
+    shape: gl.constexpr = [SLOTS] + desc.block_type.shape  # noqa: RUF005 - no stars in a kernel
+    smem = gl.allocate_shared_memory(dtype, shape, desc.layout)
+    full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(SLOTS):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=READERS)
+    return smem, full, empty
+
+
+@gluon.jit(do_not_specialize=["num_heads", "num_pairs", "tiles_m", "span", "q_len", "k_len", "stride_lb", "stride_lh"])
+def _hopper_kernel(
+    q_desc, k_desc, v_desc, o_ptr, lse_ptr, stride_ob, stride_os, stride_oh, stride_lb, stride_lh, qk_scale,
+    num_heads, num_pairs, tiles_m, span, q_len, k_len, HEADS_PER_KV: gl.constexpr, GROUPS: gl.constexpr,
+    STAGES: gl.constexpr, CAUSAL: gl.constexpr, PING_PONG: gl.constexpr, HAS_LSE: gl.constexpr,
+):  # fmt: skip
+    """Program = one SM, walking over tiles of GROUPS * ROWS queries of one head.
+
+    num_pairs = batch * num_heads; span: how many of them are worked on at a time. 4 * q_len * k_len * head_dim FLOPs
+    per head, half of it if CAUSAL.
+    """
+    q_ring = _ring(q_desc.dtype, GROUPS, q_desc, 1)
+    k_ring = _ring(k_desc.dtype, STAGES, k_desc, GROUPS)
+    v_ring = _ring(v_desc.dtype, STAGES, v_desc, GROUPS)
+    turns = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(GROUPS):
+        mbarrier.init(turns.index(i), count=1)
+    fence_async_shared()
+    if PING_PONG:
+        mbarrier.arrive(turns.index(0), count=1)
+    descs = (q_desc, k_desc, v_desc)
+    rings = (q_ring, k_ring, v_ring)
+    outputs = (o_ptr, lse_ptr, stride_ob, stride_os, stride_oh, stride_lb, stride_lh)
+    problem = (num_heads, num_pairs, tiles_m, span, q_len, k_len)
+    # Registers a thread: the copying warp gives up most of its own, so that scores and outputs fit the others'.
+    if GROUPS == 2:
+        gl.warp_specialize(
+            [
+                (_compute, (rings, turns, outputs, problem, qk_scale, 0, CAUSAL, PING_PONG, HAS_LSE)),
+                (_compute, (rings, turns, outputs, problem, qk_scale, 1, CAUSAL, PING_PONG, HAS_LSE)),
+                (_produce, (descs, rings, problem, HEADS_PER_KV, CAUSAL)),
+            ],
+            [4, 1],
+            [240, 24],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (_compute, (rings, turns, outputs, problem, qk_scale, 0, CAUSAL, PING_PONG, HAS_LSE)),
+                (_compute, (rings, turns, outputs, problem, qk_scale, 1, CAUSAL, PING_PONG, HAS_LSE)),
+                (_compute, (rings, turns, outputs, problem, qk_scale, 2, CAUSAL, PING_PONG, HAS_LSE)),
+                (_produce, (descs, rings, problem, HEADS_PER_KV, CAUSAL)),
+            ],
+            [4, 4, 1],
+            [160, 160, 32],
+        )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one shape is launched; any values are correct.
+
+    block_n: keys in a tile. groups: computing groups, 64 queries each. stages: tiles of K, and of V, in flight.
+    ping_pong: the groups take turns at the tensor cores.
+    """
+
+    block_n: int
+    groups: int
+    stages: int
+    ping_pong: bool
+
+
+def plan_for(head_dim: int) -> Plan:
+    """The launch that was fastest on an H200."""
+    if head_dim == 64:
+        return Plan(block_n=128, groups=2, stages=3, ping_pong=False)
+    return Plan(block_n=128, groups=2, stages=2, ping_pong=False)
+
+
+def unsupported(q: torch.Tensor, k: torch.Tensor, packed: bool) -> str | None:
+    """Why this kernel cannot compute attention of q and k, which are valid; None if it can."""
+    if not q.is_cuda or torch.cuda.get_device_capability(q.device)[0] != 9:
+        return "it needs a Hopper GPU (sm_90)"
+    if packed:
+        return "it has no packed sequences"
+    if q.dtype == torch.float32:
+        return "its tensor cores take float16 and bfloat16, not float32"
+    return None if q.shape[-1] in (64, 128) else f"it has head_dim 64 and 128, not {q.shape[-1]}"
+
+
+def faster(q: torch.Tensor, k: torch.Tensor) -> bool:
+    """Whether this kernel beat kernels.flash_attention's on an H200 where both can run."""
+    return q.shape[1] >= 512
+
+
+def launch(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None, causal: bool,
+    scale: float, plan: Plan | None = None,
+) -> None:  # fmt: skip
+    """Compute what `kernels.flash_attention.flash_attention` promises, of arguments that it found right."""
+    batch, q_len, num_heads, head_dim = q.shape
+    plan = plan or plan_for(head_dim)
+    tiles_m = triton.cdiv(q_len, plan.groups * ROWS.value)
+    programs = torch.cuda.get_device_properties(q.device).multi_processor_count
+    kv_bytes = 2 * k.shape[1] * head_dim * k.element_size() * k.shape[2] // num_heads  # per query head
+    _hopper_kernel[(min(programs, batch * num_heads * tiles_m),)](
+        *(_descriptor(x, rows) for x, rows in ((q, ROWS.value), (k, plan.block_n), (v, plan.block_n))),
+        out, lse, *out.stride()[:3], *(lse.stride()[:2] if lse is not None else (0, 0)), scale * LOG2_E,
+        num_heads, batch * num_heads, tiles_m, max(1, L2_BYTES // kv_bytes), q_len, k.shape[1],
+        HEADS_PER_KV=num_heads // k.shape[2], GROUPS=plan.groups, STAGES=plan.stages, CAUSAL=causal,
+        PING_PONG=plan.ping_pong, HAS_LSE=lse is not None, num_warps=4,
+    )  # fmt: skip
+
+
+def _descriptor(x: torch.Tensor, rows: int) -> TensorDescriptor:
+    """Of the tiles of `rows` tokens of one head of x: [batch, tokens, heads, head_dim]."""
+    block = [1, rows, 1, x.shape[3]]
+    layout = gl.NVMMASharedLayout.get_default_for(block, gl.float16 if x.dtype == torch.float16 else gl.bfloat16)
+    return TensorDescriptor(x, list(x.shape), tma_strides(x), block, layout)
