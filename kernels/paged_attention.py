@@ -30,7 +30,7 @@ def _paged_attention_kernel(
     stride_vb, stride_vt, stride_vh, stride_table, stride_os, stride_oh, stride_ls, stride_lh,
     HEAD_DIM: tl.constexpr, GROUP: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_P: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
-     SAME_STRIDES: tl.constexpr,
+    SAME_STRIDES: tl.constexpr,
 ):  # fmt: skip
     """Program (KV head, chunk). Neighbours read the same tokens of different heads at the same time.
 
@@ -196,8 +196,8 @@ def paged_attention(
     chunks = min(plan.num_chunks(num_kv_heads, q.device), most_tiles)
     require(
         workspace.part_o.shape[1:] == (num_heads, head_dim) and workspace.arrivals.shape[1] == num_kv_heads
-        and workspace.arrivals.shape[0] >= chunks,
-        f"workspace: made for other heads or another dtype; Workspace.allocate({num_heads}, {num_kv_heads}, {head_dim},"
+        and workspace.arrivals.shape[0] >= chunks and workspace.part_o.device == q.device,
+        f"workspace: made for other inputs; Workspace.allocate({num_heads}, {num_kv_heads}, {head_dim},"
         f" {q.dtype}, {q.device}) fits",
     )  # fmt: skip
     group = num_heads // num_kv_heads

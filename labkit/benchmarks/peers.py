@@ -32,7 +32,7 @@ Peer = Callable[[Inputs], Callable[[], torch.Tensor]]
 
 
 def fa3_paged(planned: bool) -> Peer | None:
-    """FlashAttention 3 with pages, from vLLM; None where vLLM is not installed.
+    """FlashAttention 3 with pages, from vLLM; None where vLLM is not installed or the GPU is no Hopper.
 
     planned: with scheduler metadata made beforehand and at most 32 splits, as vLLM does under CUDA graphs; the
     metadata is not timed, since a model makes it once for all layers. Otherwise it plans inside each call.
@@ -40,6 +40,8 @@ def fa3_paged(planned: bool) -> Peer | None:
     try:
         from vllm.vllm_flash_attn import flash_attn_varlen_func, get_scheduler_metadata
     except ImportError:
+        return None
+    if torch.cuda.get_device_capability()[0] != 9:
         return None
 
     def bind(x: Inputs) -> Callable[[], torch.Tensor]:

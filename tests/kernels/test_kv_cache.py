@@ -24,8 +24,11 @@ def test_tokens_go_to_their_slots_and_nothing_else_changes(device, dtype):
     check(*make(device, dtype, [0, 7, 8, 39, 20]))
 
 
-def test_a_negative_slot_is_skipped(device, dtype):
-    check(*make(device, dtype, [-1, 12, -1, 3]))
+def test_a_negative_slot_is_skipped_and_memory_before_the_cache_is_left_alone(device, dtype):
+    k, v, k_cache, v_cache, slots = make(device, dtype, [-1, 12, -1, 3])
+    before = k_cache[0].clone()
+    check(k, v, k_cache[1:], v_cache[1:], slots)
+    compare.equal(k_cache[0], before, "the block before the cache")
 
 
 @pytest.mark.parametrize("head_dim, block_size", [(80, 8), (128, 48), (256, 1)])

@@ -82,6 +82,11 @@ def test_a_cache_in_another_layout_passes_as_a_view(device, layout):
     check(args)
 
 
+def test_keys_and_values_may_be_laid_out_differently(device):
+    q, k_cache, v_cache, *rest = make(MIXED, device, torch.float16)
+    check((q, k_cache, v_cache.transpose(1, 2).contiguous().transpose(1, 2), *rest))
+
+
 def test_one_long_sequence_beside_short_ones_is_split_over_several_programs(device, monkeypatch):
     arrived = []
     monkeypatch.setattr(Workspace, "allocate", recording(Workspace.allocate, arrived))
