@@ -32,8 +32,8 @@ class OrderDependence:
 
     def __str__(self) -> str:
         return (
-            f"{self.where}: {self.elements} elements depend on the order of programs; at {list(self.index)} {self.in_order:g} "
-            f"in order, {self.shuffled:g} in the order of seed {self.seed}"
+            f"{self.where}: {self.elements} elements depend on the order of programs; at {list(self.index)} "
+            f"{self.in_order:g} in order, {self.shuffled:g} in the order of seed {self.seed}"
         )
 
 

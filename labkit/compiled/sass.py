@@ -40,6 +40,7 @@ _LABEL = re.compile(r"^\s*(?P<text>[.$\w]+:)")
 _PREDICATE = re.compile(r"^@!?U?P\w+\s+")
 _PTX_FILE = re.compile(r'^\s*\.file\s+(?P<number>\d+)\s+"(?P<folder>[^"]*)"(?:\s+"(?P<name>[^"]*)")?')
 _PTX_LOC = re.compile(r"^\s*\.loc\s+(?P<number>\d+)\s+(?P<line>\d+)")
+_PTX_CALLER = re.compile(r"@\[ (?P<name>\S+):(?P<line>\d+):\d+")  # in the comment on a line of an inlined function
 _PTX_NOISE = re.compile(r"^\s*(?:\.loc\b|\.file\b|//|$|\$L__tmp|\.section\b|\.b8|\.b32|\.b64)")
 
 
@@ -88,15 +89,23 @@ def _sass_lines(lines: Iterable[str]) -> Iterator[Line]:
 
 
 def ptx_lines(ptx: str) -> tuple[Line, ...]:
-    """The lines of a PTX text without its marks and debug sections, each with its source line."""
+    """The lines of a PTX text without its marks and debug sections, each with its source line.
+
+    What comes from a function of Triton's own, such as tl.max, is credited to the line that calls it; a cubin does not
+    keep who called.
+    """
     body = ptx.partition(".section")[0].splitlines()
-    files, found, file, number = {}, [], "", 0
+    files: dict[str, str] = {}
+    found, file, number = [], "", 0
     for line in ptx.splitlines():
         if mark := _PTX_FILE.match(line):
             files[mark["number"]] = str(Path(mark["folder"], mark["name"])) if mark["name"] else mark["folder"]
+    by_name = {Path(path).name: path for path in files.values()}
     for line in body:
         if mark := _PTX_LOC.match(line):
             file, number = files.get(mark["number"], ""), int(mark["line"])
+            if callers := _PTX_CALLER.findall(line):
+                file, number = by_name.get(callers[-1][0], callers[-1][0]), int(callers[-1][1])
         elif not _PTX_NOISE.match(line):
             code = line.strip()
             is_instruction = bool(number) and code.endswith(";") and not code.startswith(".")
