@@ -7,10 +7,10 @@ import time
 import nbformat
 import pytest
 import toy
+from cheats import SCENARIOS
 from nbformat import NotebookNode
 from nbformat.v4 import new_output
 from nbgrader.utils import determine_grade
-from scenarios import SCENARIOS
 from toy import LAB
 
 from grading.notebook_run import _make_plain

@@ -10,8 +10,8 @@ from pathlib import Path
 import nbformat
 import pytest
 import toy
+from cheats import SCENARIOS, SPY
 from nbformat import NotebookNode
-from scenarios import SCENARIOS, SPY
 from toy import LAB
 
 from grading import gradebook

@@ -1,0 +1,155 @@
+"""What students do to cheat: one edit of a perfect notebook each, and what must come of it."""
+
+from __future__ import annotations
+
+from scenarios import SCENARIOS, none_of, scenario
+from toy import answer, at, insert
+
+__all__ = ["SCENARIOS", "SPY"]  # those of scenarios.py and these
+
+WRONG = "def ceil_div(n, size):\n    return 7"
+
+
+@scenario(note="its points were changed")
+def points_edited_to_a_thousand(nb):
+    nb.cells[at(nb, "softmax_hidden")].metadata.nbgrader.points = 1000
+
+
+@scenario(lost=none_of("ceil_div"))
+def emptied_checks_and_a_wrong_answer(nb):
+    answer(nb, "ceil_div", WRONG)
+    for name in ("ceil_div_check", "ceil_div_hidden"):
+        nb.cells[at(nb, name)].source = "5.0"
+
+
+@scenario(lost=none_of("ceil_div"), slow=True)
+def a_tag_that_skips_the_check(nb):
+    answer(nb, "ceil_div", WRONG)
+    for name in ("ceil_div_check", "ceil_div_hidden"):
+        nb.cells[at(nb, name)].metadata["tags"] = ["skip-execution"]
+
+
+@scenario(lost=none_of("ceil_div"), note="tampered in cell", status="tampered")
+def asserts_stripped_from_every_cell(nb):
+    answer(nb, "ceil_div", WRONG)
+    insert(
+        nb,
+        """
+        import ast
+        class Strip(ast.NodeTransformer):
+            def visit_Assert(self, node):
+                return ast.Pass()
+        get_ipython().ast_transformers.append(Strip())
+    """,
+    )
+
+
+@scenario(lost=none_of("ceil_div"), note="tampered in cell", status="tampered")
+def a_kinder_score_function(nb):
+    answer(nb, "ceil_div", WRONG)
+    insert(nb, "labkit.score = lambda result, points=1.0: float(points)")
+
+
+@scenario(lost=none_of("ceil_div"), note="tampered in cell", status="tampered", slow=True)
+def invariants_taken_out_of_a_question(nb):
+    answer(nb, "ceil_div", WRONG)
+    insert(
+        nb,
+        """
+        import labkit.checks
+        question = labkit.checks.find_question("ceil_div")
+        question.invariants[:] = [type(question.invariants[0])("fine", lambda answer: None, 1.0)]
+    """,
+    )
+
+
+@scenario(lost=none_of("total"), note="in total", status="tampered")
+def an_answer_that_patches_the_checks_when_called(nb):
+    answer(
+        nb,
+        "total",
+        "def total(x):\n    import labkit.checks.contract as c\n    c.Result.fraction = 1.0\n    return 0.0",
+    )
+
+
+@scenario(lost={"softmax_hidden": 0.0}, note="suspicious in softmax", status="tampered")
+def a_patched_numpy_passes_the_visible_check_only(nb):
+    answer(nb, "softmax", "def softmax(x):\n    return np.ones((2, 4))")
+    insert(nb, "np.allclose = lambda *a, **k: True")
+
+
+@scenario(lost={"ceil_div_hidden": 0.0}, note="suspicious in ceil_div", status="tampered")
+def a_number_that_equals_everything(nb):
+    answer(
+        nb,
+        "ceil_div",
+        """
+        class Any(int):
+            def __eq__(self, other): return True
+            __hash__ = int.__hash__
+        def ceil_div(n, size): return Any(-5)
+    """,
+    )
+
+
+@scenario(lost=none_of("softmax"), note="refused in softmax: `kernels.toy_answer", status="tampered")
+def the_shipped_answer(nb):
+    answer(nb, "softmax", "from kernels.toy_answer import softmax")
+
+
+@scenario(lost=none_of("total"), note="refused in total: `math.fsum", status="tampered")
+def a_refused_function_behind_a_helper(nb):
+    insert(nb, "import math\nadd_up = math.fsum")
+    answer(nb, "total", "def total(x):\n    return add_up(x.ravel())")
+
+
+@scenario(lost=none_of("ceil_div"))
+def the_shipped_answer_by_a_name_made_at_run_time(nb):
+    insert(
+        nb,
+        """
+        import builtins, importlib
+        try:
+            builtins.borrowed = importlib.import_module("ker" + "nels.toy_" + "answer").ceil_div
+        except ImportError as error:
+            print("NOTHING THERE:", error)
+    """,
+    )
+    answer(nb, "ceil_div", "def ceil_div(n, size):\n    return borrowed(n, size)")
+
+
+@scenario(
+    files={"numpy.py": "raise SystemExit", "labkit/__init__.py": "score = None"},
+    note="left out: labkit/__init__.py, numpy.py",
+)
+def modules_that_shadow_ours(nb):
+    pass
+
+
+@scenario(files={"data.txt": "my own numbers"})
+def a_changed_data_file(nb):
+    insert(nb, "print('DATA:', open('data.txt').read())")
+
+
+SPY = """
+import glob, os, socket, sys
+course = {root!r}
+places = [course, course + "/grading/gradebook.db", {repository!r} + "/solutions", {repository!r} + "/grading"]
+print("SEEN:", [p for p in places if os.path.exists(p)])
+print("NOTEBOOKS:", glob.glob("/tmp/**/*.ipynb", recursive=True) + glob.glob("*.ipynb"))
+print("USER:", os.getuid(), [line for line in open("/proc/self/status") if line.startswith("CapEff")][0].split()[1])
+print("PROCESSES:", len([p for p in os.listdir("/proc") if p.isdigit()]))
+try:
+    socket.create_connection(("127.0.0.1", {port}), timeout=3)
+    print("NETWORK: open")
+except OSError as error:
+    print("NETWORK: closed")
+try:
+    import grading
+    print("GRADING: imported")
+except ImportError:
+    print("GRADING: closed")
+print("SECRET:", os.environ.get("CAMP_TEST_SECRET"))
+import subprocess
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", {marker!r}], start_new_session=True)
+"""
