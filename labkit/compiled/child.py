@@ -45,9 +45,14 @@ def conflicts(registers: Any, shared: Any, shape: list[int], bits: int, timeout:
     return _compiled(lambda: compiling.bank_conflicts(registers, shared, shape, bits), timeout)[0]
 
 
+def linear(registers: Any, shape: list[int], timeout: float) -> Any:
+    """A Gluon layout of registers as a linear layout."""
+    return _compiled(lambda: compiling.linear_layout(registers, shape), timeout)[0]
+
+
 def answer(kind: str, *arguments: Any) -> Any:
-    """In the server: one of the three above."""
-    work: dict[str, Callable[..., Any]] = {"kernel": kernel, "call": call, "conflicts": conflicts}
+    """In the server: one of the four above."""
+    work: dict[str, Callable[..., Any]] = {"kernel": kernel, "call": call, "conflicts": conflicts, "linear": linear}
     return work[kind](*arguments)
 
 

@@ -170,11 +170,22 @@ def _written(value: Any) -> str:
 
 def bank_conflicts(registers: Any, shared: Any, shape: list[int], bits: int) -> int:
     """What `gl.bank_conflicts` asks the compiler, without a kernel around it. Some layouts abort the process."""
+    _context, builder = _layout_builder()
+    return builder.get_shared_bank_conflicts(registers._to_ir(builder), shared._to_ir(builder), shape, bits)
+
+
+def linear_layout(registers: Any, shape: list[int]) -> Any:
+    """A distributed layout as bases: which element each register, lane and warp bit moves to."""
+    _context, builder = _layout_builder()
+    return builder.to_linear_layout(registers._to_ir(builder), shape)
+
+
+def _layout_builder() -> tuple[Any, Any]:
+    """A context, which its caller must hold as long as the builder, and a builder in it."""
     context = ir.context()
     ir.load_dialects(context)
     CUDABackend(target(80)).load_dialects(context)
-    builder = gluon_ir.GluonOpBuilder(context)
-    return builder.get_shared_bank_conflicts(registers._to_ir(builder), shared._to_ir(builder), shape, bits)
+    return context, gluon_ir.GluonOpBuilder(context)
 
 
 def what_failed(error: BaseException) -> str:

@@ -371,3 +371,83 @@ def test_triton_may_be_imported_before_labkit_picks_the_tier():
     command = [sys.executable, "-c", IMPORTED_TOO_EARLY, str(Path(__file__).parent)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.stdout == "120\n", done.stderr
+
+
+def test_exponentials_are_counted_by_element_masked_lanes_included():
+    count = measure(softmax, torch.randn(5, 37))
+    assert count.exponentials == 5 * 64, "a row of 37 is computed in a block of 64"
+    assert measure(copy, torch.zeros(8), torch.zeros(8)).exponentials == 0
+
+
+def test_the_largest_tile_is_a_shape_and_the_peak_counts_what_lives_at_once():
+    a, b = torch.randn(16, 16), torch.randn(16, 32)
+    count = measure(matmul, a, b)
+    assert count.largest_tile == (16, 32)
+    tiles_of_the_loop = (16 * 16 + 16 * 32 + 16 * 32) * 4  # a, b and acc
+    assert tiles_of_the_loop <= count.peak_live_bytes <= tiles_of_the_loop + 2 * 16 * 32 * 4, (
+        "and temporaries of the dot"
+    )
+    wide = measure(softmax, torch.randn(2, 1000))
+    assert wide.largest_tile == (1024,)
+    assert 2 * 4096 <= wide.peak_live_bytes <= 6 * 4096
+
+
+@triton.jit
+def chain_kernel(x_ptr, out_ptr, steps, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + at)
+    for _ in range(steps):
+        x = x + 1.0
+    tl.store(out_ptr + at, x)
+
+
+def chained(x, out, steps):
+    chain_kernel[(1,)](x, out, steps, BLOCK=64)
+
+
+def test_a_tile_that_no_name_holds_any_more_is_not_alive():
+    few, many = (measure(chained, torch.zeros(64), torch.zeros(64), steps).peak_live_bytes for steps in (2, 50))
+    assert few == many > 0
+
+
+@triton.jit
+def unsafe_sum_kernel(x_ptr, out_ptr):
+    x = tl.load(x_ptr + tl.program_id(0))
+    tl.store(out_ptr, tl.load(out_ptr) + x)
+
+
+@triton.jit
+def atomic_sum_kernel(x_ptr, out_ptr):
+    tl.atomic_add(out_ptr, tl.load(x_ptr + tl.program_id(0)))
+
+
+def unsafe_sum(x, out):
+    unsafe_sum_kernel[(x.numel(),)](x, out)
+
+
+def atomic_sum(x, out):
+    atomic_sum_kernel[(x.numel(),)](x, out)
+
+
+def test_a_sum_without_atomics_is_right_in_every_order_and_found_all_the_same():
+    out = torch.zeros(1)
+    (count,) = measure_many([Call(unsafe_sum, (torch.ones(8), out))], shuffle=2, conflicts=True)
+    assert out.item() == 8, "one program after another, it is right: that is why it must be found another way"
+    assert {(c.argument, c.first, c.second) for c in count.conflicts} >= {("out_ptr", "store", "load")}
+    assert "unsafe_sum_kernel: program" in str(count.conflicts[0])
+    (fixed,) = measure_many([Call(atomic_sum, (torch.ones(8), torch.zeros(1)))], conflicts=True)
+    assert fixed.conflicts == ()
+
+
+def test_programs_that_keep_to_their_own_elements_do_not_conflict_nor_do_launches_after_one_another():
+    x = torch.randn(40, 36)
+    (count,) = measure_many([Call(softmax_twice, (x,))], conflicts=True)
+    assert count.conflicts == ()
+    (count,) = measure_many([Call(matmul, (x, torch.randn(36, 50)))], conflicts=True)
+    assert count.conflicts == (), "loading what others load is no conflict"
+
+
+def test_a_program_that_reads_what_its_neighbour_writes_is_found():
+    (count,) = measure_many([Call(counting_up, (torch.zeros(4),))], conflicts=True)
+    first = count.conflicts[0]
+    assert (first.element, first.programs, first.first, first.second) == (1, ((1, 0, 0), (2, 0, 0)), "store", "load")
