@@ -168,10 +168,10 @@ def plan_for(head_dim: int, element_size: int, q_len: int) -> Plan:
     """The launch that was fastest on an H200 (sm_90) with 16-bit elements."""
     if element_size > 2:
         return Plan(32, 32, num_warps=4, num_stages=2)
+    if head_dim > 128:  # queries wait in registers, and a wider tile of scores would spill
+        return Plan(64 if q_len <= 64 else 128, 32, num_warps=4 if q_len <= 64 else 8, num_stages=3)
     if q_len <= 64:
-        return Plan(64, 64, num_warps=4, num_stages=3 if head_dim <= 128 else 2)
-    if head_dim > 128:
-        return Plan(128, 64, num_warps=8, num_stages=2)
+        return Plan(64, 64, num_warps=4, num_stages=3)
     return Plan(128, 128, num_warps=8, num_stages=2 if head_dim > 64 else 3)
 
 
@@ -313,9 +313,9 @@ def _validate(
             f"{name}: strides must be positive multiples of 16 bytes and the start aligned to 16, got {x.stride()}",
         )
     require(scale is None or scale > 0, f"scale: expected a positive number, got {scale}")
+    if cu_seqlens_q is None or cu_seqlens_k is None:
+        return
     for name, x in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
-        if x is None:
-            continue
         require_ints((torch.int32,), **{name: x})
         require(
             x.ndim == 1 and x.is_contiguous() and x.shape[0] >= 2 and x.shape == cu_seqlens_q.shape,

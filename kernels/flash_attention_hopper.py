@@ -196,18 +196,23 @@ def _step(
 
 @gluon.jit
 def _store(
-    acc, peak, total, o_ptr, lse_ptr, row, first_row, q_len, stride_os, HAS_LSE: gl.constexpr
-):  # fmt: skip
+    acc, peak, total, o_ptr, lse_ptr, row, first_row, q_len, stride_os, HEAD_DIM: gl.constexpr, HAS_LSE: gl.constexpr
+):
     """Divide and write the rows below q_len. acc: (ROWS, DIM). row, peak, total: (ROWS,)."""
     DIM: gl.constexpr = acc.shape[1]
-    layout: gl.constexpr = gl.BlockedLayout([1, 8], [256 // DIM, DIM // 8], [4, 1], [1, 0])
+    # Whole rows for coalesced stores, unless shared memory has no room for the exchange that takes.
+    rows: gl.constexpr = gl.BlockedLayout([1, 8], [max(256 // DIM, 1), min(DIM // 8, 32)], [4, 1], [1, 0])
+    layout: gl.constexpr = rows if DIM <= 128 else acc.type.layout
     divisor = gl.where(total == 0.0, 1.0, total)
     factor = gl.convert_layout(1.0 / divisor, gl.SliceLayout(1, acc.type.layout))
     o = gl.convert_layout((acc * factor[:, None]).to(o_ptr.dtype.element_ty), layout)
     o_row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
     dim = gl.arange(0, DIM, gl.SliceLayout(0, layout))
     place = o_ptr + o_row.to(gl.int64)[:, None] * stride_os + dim[None, :]
-    gl.store(place, o, mask=(o_row < q_len)[:, None])
+    live = (o_row < q_len)[:, None]
+    if HEAD_DIM < DIM:
+        live = live & (dim < HEAD_DIM)[None, :]
+    gl.store(place, o, mask=live)
     if HAS_LSE:
         lse = gl.where(total == 0.0, float("-inf"), (peak + gl.log2(divisor)) * LN_2)
         gl.store(lse_ptr + row, lse, mask=row < q_len)
@@ -215,7 +220,7 @@ def _store(
 
 @gluon.jit
 def _compute(
-    rings, turns, outputs, problem, qk_scale, GROUP: gl.constexpr, CAUSAL: gl.constexpr,
+    rings, turns, outputs, problem, qk_scale, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, CAUSAL: gl.constexpr,
     PING_PONG: gl.constexpr, HAS_LSE: gl.constexpr,
 ):  # fmt: skip
     """A computing group: rows GROUP * ROWS onwards of every tile of queries."""
@@ -272,7 +277,7 @@ def _compute(
         _store(
             acc, peak, total, o_ptr + batch * stride_ob + head * stride_oh,
             lse_ptr + batch * stride_lb + head * stride_lh if HAS_LSE else lse_ptr, row, first_row, q_len, stride_os,
-            HAS_LSE,
+            HEAD_DIM, HAS_LSE,
         )  # fmt: skip
 
 
@@ -292,8 +297,8 @@ def _ring(dtype: gl.constexpr, SLOTS: gl.constexpr, desc, READERS: gl.constexpr)
 @gluon.jit(do_not_specialize=["num_heads", "num_pairs", "tiles_m", "span", "q_len", "k_len", "stride_lb", "stride_lh"])
 def _hopper_kernel(
     q_desc, k_desc, v_desc, o_ptr, lse_ptr, stride_ob, stride_os, stride_oh, stride_lb, stride_lh, qk_scale,
-    num_heads, num_pairs, tiles_m, span, q_len, k_len, HEADS_PER_KV: gl.constexpr, GROUPS: gl.constexpr,
-    STAGES: gl.constexpr, CAUSAL: gl.constexpr, PING_PONG: gl.constexpr, HAS_LSE: gl.constexpr,
+    num_heads, num_pairs, tiles_m, span, q_len, k_len, HEAD_DIM: gl.constexpr, HEADS_PER_KV: gl.constexpr,
+    GROUPS: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, PING_PONG: gl.constexpr, HAS_LSE: gl.constexpr,
 ):  # fmt: skip
     """Program = one SM, walking over tiles of GROUPS * ROWS queries of one head.
 
@@ -317,8 +322,8 @@ def _hopper_kernel(
     if GROUPS == 2:
         gl.warp_specialize(
             [
-                (_compute, (rings, turns, outputs, problem, qk_scale, 0, CAUSAL, PING_PONG, HAS_LSE)),
-                (_compute, (rings, turns, outputs, problem, qk_scale, 1, CAUSAL, PING_PONG, HAS_LSE)),
+                (_compute, (rings, turns, outputs, problem, qk_scale, 0, HEAD_DIM, CAUSAL, PING_PONG, HAS_LSE)),
+                (_compute, (rings, turns, outputs, problem, qk_scale, 1, HEAD_DIM, CAUSAL, PING_PONG, HAS_LSE)),
                 (_produce, (descs, rings, problem, HEADS_PER_KV, CAUSAL)),
             ],
             [4, 1],
@@ -327,9 +332,9 @@ def _hopper_kernel(
     else:
         gl.warp_specialize(
             [
-                (_compute, (rings, turns, outputs, problem, qk_scale, 0, CAUSAL, PING_PONG, HAS_LSE)),
-                (_compute, (rings, turns, outputs, problem, qk_scale, 1, CAUSAL, PING_PONG, HAS_LSE)),
-                (_compute, (rings, turns, outputs, problem, qk_scale, 2, CAUSAL, PING_PONG, HAS_LSE)),
+                (_compute, (rings, turns, outputs, problem, qk_scale, 0, HEAD_DIM, CAUSAL, PING_PONG, HAS_LSE)),
+                (_compute, (rings, turns, outputs, problem, qk_scale, 1, HEAD_DIM, CAUSAL, PING_PONG, HAS_LSE)),
+                (_compute, (rings, turns, outputs, problem, qk_scale, 2, HEAD_DIM, CAUSAL, PING_PONG, HAS_LSE)),
                 (_produce, (descs, rings, problem, HEADS_PER_KV, CAUSAL)),
             ],
             [4, 4, 1],
@@ -355,7 +360,7 @@ def plan_for(head_dim: int) -> Plan:
     """The launch that was fastest on an H200."""
     if head_dim == 64:
         return Plan(block_n=128, groups=2, stages=3, ping_pong=False)
-    return Plan(block_n=128, groups=2, stages=2, ping_pong=False)
+    return Plan(block_n=128 if head_dim <= 128 else 64, groups=2, stages=2, ping_pong=False)
 
 
 def unsupported(q: torch.Tensor, k: torch.Tensor, packed: bool) -> str | None:
@@ -366,7 +371,7 @@ def unsupported(q: torch.Tensor, k: torch.Tensor, packed: bool) -> str | None:
         return "it has no packed sequences"
     if q.dtype == torch.float32:
         return "its tensor cores take float16 and bfloat16, not float32"
-    return None if q.shape[-1] in (64, 128) else f"it has head_dim 64 and 128, not {q.shape[-1]}"
+    return None if q.shape[-1] >= 64 else f"it has head_dim 64 to 256, not {q.shape[-1]}"
 
 
 def faster(q: torch.Tensor, k: torch.Tensor) -> bool:
@@ -388,13 +393,16 @@ def launch(
         *(_descriptor(x, rows) for x, rows in ((q, ROWS.value), (k, plan.block_n), (v, plan.block_n))),
         out, lse, *out.stride()[:3], *(lse.stride()[:2] if lse is not None else (0, 0)), scale * LOG2_E,
         num_heads, batch * num_heads, tiles_m, max(1, L2_BYTES // kv_bytes), q_len, k.shape[1],
-        HEADS_PER_KV=num_heads // k.shape[2], GROUPS=plan.groups, STAGES=plan.stages, CAUSAL=causal,
+        HEAD_DIM=head_dim, HEADS_PER_KV=num_heads // k.shape[2], GROUPS=plan.groups, STAGES=plan.stages, CAUSAL=causal,
         PING_PONG=plan.ping_pong, HAS_LSE=lse is not None, num_warps=4,
     )  # fmt: skip
 
 
 def _descriptor(x: torch.Tensor, rows: int) -> TensorDescriptor:
-    """Of the tiles of `rows` tokens of one head of x: [batch, tokens, heads, head_dim]."""
-    block = [1, rows, 1, x.shape[3]]
+    """Of the tiles of `rows` tokens of one head of x: [batch, tokens, heads, head_dim].
+
+    Tiles are a power of two wide, which WGMMA's layouts want; TMA fills what is beyond head_dim with zeros.
+    """
+    block = [1, rows, 1, triton.next_power_of_2(x.shape[3])]
     layout = gl.NVMMASharedLayout.get_default_for(block, gl.float16 if x.dtype == torch.float16 else gl.bfloat16)
     return TensorDescriptor(x, list(x.shape), tma_strides(x), block, layout)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-NAMES = ("paged_attention",)
+NAMES = ("paged_attention", "flash_attention")
 
 
 def run(names: list[str], json_path: Path | None = None) -> int:
@@ -36,7 +36,7 @@ def _run_one(name: str, json_path: Path | None) -> None:
     rows = benchmark.run()
     for row in rows:
         peers = "  ".join(f"{peer} {value:.3f}" for peer, value in row.peers.items())
-        print(f"{row.case}: ours {row.ours:.3f} {row.unit} (spread {row.spread:.1%})  {peers}")
+        print(f"{row.case}: {row.variant or 'ours'} {row.ours:.3f} {row.unit} (spread {row.spread:.1%})  {peers}")
     print(benchmark.summary(rows))
     if json_path is not None:
         command = f"labkit bench {name} --json {json_path}"

@@ -20,7 +20,10 @@ KEYS = ("benchmark", "gpu", "driver", "versions", "date", "command", "rows")
 
 @dataclass(frozen=True)
 class Row:
-    """One case. ours and peers: medians, in `unit`. spread: interquartile range of ours over its median."""
+    """One case. ours and peers: medians, in `unit`. spread: interquartile range of ours over its median.
+
+    variant: which of our kernels ran, where a benchmark has several; left out of the file where it has one.
+    """
 
     case: str
     unit: str
@@ -28,6 +31,7 @@ class Row:
     ours: float
     peers: dict[str, float]
     spread: float
+    variant: str | None = None
 
     def ratio(self, peer: str) -> float:
         """How many times better than `peer` ours is; above 1 is a win, whichever way the unit counts."""
@@ -54,9 +58,13 @@ class Evidence:
     def write(self, path: Path) -> None:
         """Write to `path`, one row a line, so that a new run shows as a readable difference."""
         head = {key: value for key, value in asdict(self).items() if key != "rows"}
-        rows = ",\n".join("    " + json.dumps(asdict(row)) for row in self.rows)
+        rows = ",\n".join("    " + json.dumps(_shown(row)) for row in self.rows)
         text = json.dumps(head, indent=2).removesuffix("\n}")
         path.write_text(f'{text},\n  "rows": [\n{rows}\n  ]\n}}\n', encoding="utf-8")
+
+
+def _shown(row: Row) -> dict[str, Any]:
+    return {key: value for key, value in asdict(row).items() if key != "variant" or value is not None}
 
 
 def here(benchmark: str, command: str, rows: list[Row], packages: tuple[str, ...] = ()) -> Evidence:
@@ -78,8 +86,9 @@ def load(path: Path) -> Evidence:
         raise ValueError(f"{path.name}: expected the keys {', '.join(KEYS)}, got {', '.join(data)}")
     rows = []
     for number, row in enumerate(data["rows"]):
-        expected = list(Row.__dataclass_fields__)
-        if list(row) != expected:
+        expected = list(Row.__dataclass_fields__)[: len(row)]
+        if list(row) != expected or len(row) < len(Row.__dataclass_fields__) - 1:
+            expected = [*Row.__dataclass_fields__][:-1]
             raise ValueError(f"{path.name}: row {number} has the keys {list(row)}, expected {expected}")
         if row["better"] not in ("higher", "lower"):
             raise ValueError(f'{path.name}: row {number}: better is {row["better"]!r}, expected "higher" or "lower"')
