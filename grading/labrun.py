@@ -62,8 +62,18 @@ def grade(cells: list[Cell], questions: list[str], timeout: float = 300) -> dict
     try:
         outcomes = forked(lambda: run_cells(run, _hidden), timeout)
     except (TimeoutError, RuntimeError) as error:
-        outcomes = {target: Outcome(None, error=str(error)) for target in targets}
+        outcomes = _visible_only(cells, targets, str(error), timeout)
     return {q: _grade(run, q, outcomes, refused[q]) for q in questions}
+
+
+def _visible_only(cells: list[Cell], targets: list[str], why: str, timeout: float) -> dict[str, Outcome]:
+    """What the visible checks say on their own, where a hidden check may have ended the process."""
+    died = {target: Outcome(None, error=why) for target in targets}
+    checks = [target for target in targets if target.endswith("_check")]
+    try:
+        return died | forked(lambda: run_cells(needed(cells, checks)), timeout)
+    except (TimeoutError, RuntimeError):
+        return died
 
 
 def _grade(cells: list[Cell], question: str, outcomes: dict[str, Outcome], refusal: str) -> Grade:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def pool_trace(allocator_class: Any, num_blocks: int = 24, block_size: int = 4) -> PoolTrace:
-    """Play the demonstration trace through a student's allocator; through the camp's own where it does not work."""
+    """Play the demonstration trace through a student's allocator; through the course's own where it does not work."""
     try:
         return play(allocator_class(num_blocks), num_blocks, block_size)
     except Exception as error:  # whatever is wrong with the student's class, the picture should still come
@@ -29,7 +29,7 @@ def pool_trace(allocator_class: Any, num_blocks: int = 24, block_size: int = 4) 
     except ImportError:  # grading hides it, since it is an answer
         return PoolTrace([_empty(num_blocks, block_size)], f"no picture: your allocator {reason}")
     trace = play(shipped.BlockPool(num_blocks, block_size), num_blocks, block_size)
-    trace.note = f"your allocator {reason}: this is the camp's own"
+    trace.note = f"your allocator {reason}: this is the course's own"
     return trace
 
 

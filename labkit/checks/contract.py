@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,11 +26,15 @@ def require(condition: bool, message: str) -> None:
 
 @dataclass(frozen=True)
 class Invariant:
-    """One named property of an answer. `run(answer)` raises Failed, or returns an error ratio to show, or None."""
+    """One named property of an answer. `run(answer)` raises Failed, or returns an error ratio to show, or None.
+
+    stops: where it fails, the ones after it are not run, and fail with it.
+    """
 
     name: str
     run: Callable[[Any], float | None]
     share: float
+    stops: bool = False
 
 
 @dataclass
@@ -52,11 +57,14 @@ class Question:
     launches_kernels: bool = False
     invariants: list[Invariant] = field(default_factory=list)
 
-    def invariant(self, name: str, share: float = 1.0) -> Callable:
-        """Decorator that adds a check; `name` is a sentence that holds when the check passes."""
+    def invariant(self, name: str, share: float = 1.0, stops: bool = False) -> Callable:
+        """Decorator that adds a check; `name` is a sentence that holds when the check passes.
+
+        stops: what comes after it is only run if it holds, since it might crash or mean nothing otherwise.
+        """
 
         def add(run: Callable[[Any], float | None]) -> Callable[[Any], float | None]:
-            self.invariants.append(Invariant(name, run, share))
+            self.invariants.append(Invariant(name, run, share, stops))
             return run
 
         return add
@@ -139,6 +147,9 @@ def _run_all(q: Question, answer: Any) -> list[Row]:
         rows.append(row)
         if len(rows) == 1 and row.message == NOT_SOLVED:  # the others would say the same
             return _all_failed(q, NOT_SOLVED)
+        if invariant.stops and not row.passed:
+            why = f"not run: first it must hold that {invariant.name}"
+            return rows + [Row(i.name, i.share, False, why) for i in q.invariants[len(rows) :]]
     return rows
 
 
@@ -147,7 +158,8 @@ MAX_MESSAGE = 600  # characters: the repr of a large tensor hides what the sente
 
 
 def _run(invariant: Invariant, answer: Any) -> Row:
-    with capture.stderr() as said:
+    with capture.stderr() as said, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # numpy's, about an inf or nan that the check itself names
         try:
             ratio = invariant.run(answer)
             return Row(invariant.name, invariant.share, True, ratio=None if ratio is None else float(ratio))

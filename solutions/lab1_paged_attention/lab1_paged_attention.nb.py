@@ -326,6 +326,7 @@ def write_kv(
 # One step of decoding has one query per request. With paging, the keys and values it attends to are scattered. The simplest
 # correct way: **gather** them into a dense tensor, then do ordinary attention. It moves everything twice, so nobody ships it,
 # but it is what you will hold your kernel against.
+# Write the softmax yourself: `scaled_dot_product_attention` is refused here and in the next two questions.
 #
 # With grouped queries, query head `h` uses KV head `h // (num_heads // num_kv_heads)`. Compute in fp32, return the dtype of `q`.
 
@@ -387,8 +388,12 @@ def gather_attention(
 # ```
 #
 # At the end the output is `acc / l`. The wrapper below the kernel is complete; write the kernel's body. What you need of Triton:
-# `tl.program_id`, `tl.arange`, `tl.load(pointer, mask=, other=)`, `tl.store`, `tl.where`, `tl.max`, `tl.sum`, `tl.exp`. A tile
-# gets its shape from broadcasting: `q[:, None, :] * k[None, :, :]` is `(GROUP, BLOCK_SIZE, HEAD_DIM)`.
+# `tl.program_id`, `tl.arange`, `tl.load(pointer, mask=, other=)`, `tl.store`, `tl.zeros(shape, dtype)`, `tl.full(shape, value,
+# dtype)`, `x.to(tl.float32)`, `tl.where`, `tl.maximum`, `tl.max(x, axis)`, `tl.sum(x, axis)`, `tl.exp`, `tl.cdiv`; in question 9 also `tl.minimum` and
+# `tl.log`. A tile gets its shape from broadcasting: `q[:, None, :] * k[None, :, :]` is `(GROUP, BLOCK_SIZE, HEAD_DIM)`.
+#
+# The interpreter runs your kernel as Python and forgives what a compiler would refuse, such as `break` or a Python list: keep to
+# `tl` operations, `if`, and `for ... in range(...)`. Its first check counts accesses without carrying out any that leaves its tensor.
 
 
 # %% question="paged_decode" points=5 hidden=4 timeout=120
@@ -601,6 +606,17 @@ class PrefixCache:
         ### BEGIN SOLUTION
         self._block_size = block_size
         self._block_of: OrderedDict[tuple, int] = OrderedDict()  # least recently used first
+
+    def _keys(self, tokens: list[int]) -> list[tuple]:
+        keys: list[tuple] = []
+        for start in range(0, len(tokens) - self._block_size + 1, self._block_size):
+            parent = hash(keys[-1]) if keys else 0
+            keys.append((parent, *tokens[start : start + self._block_size]))
+        return keys
+
+    def _use(self, keys: list[tuple]) -> None:
+        for key in reversed(keys):  # the head of a chain last, so that it is evicted last
+            self._block_of.move_to_end(key)
         ### END SOLUTION
 
     def match(self, tokens: list[int]) -> list[int]:
@@ -636,20 +652,6 @@ class PrefixCache:
                 return block
         return None
         ### END SOLUTION
-
-    ### BEGIN SOLUTION
-    def _keys(self, tokens: list[int]) -> list[tuple]:
-        keys: list[tuple] = []
-        for start in range(0, len(tokens) - self._block_size + 1, self._block_size):
-            parent = hash(keys[-1]) if keys else 0
-            keys.append((parent, *tokens[start : start + self._block_size]))
-        return keys
-
-    def _use(self, keys: list[tuple]) -> None:
-        for key in reversed(keys):  # the head of a chain last, so that it is evicted last
-            self._block_of.move_to_end(key)
-
-    ### END SOLUTION
 
 
 # %% [markdown]
@@ -737,8 +739,8 @@ def make_room(running: list[Sequence], waiting: list[Sequence], pool, block_size
 #
 # ### The pool at work
 #
-# The next cell runs a small trace through a pool of 24 blocks: three requests share a prompt, others come and go, and once there are
-# not enough blocks. It uses **your** `BlockAllocator` if that works. Drag the slider; blocks have the colour of their request, shared
+# The next cell runs a small trace through a pool of 24 blocks: three requests share a prompt, others come and go, and three times there
+# are not enough blocks. It uses **your** `BlockAllocator` if that works. Drag the slider; blocks have the colour of their request, shared
 # blocks are hatched, the light part of a block is reserved and empty.
 
 # %%
@@ -818,9 +820,9 @@ except NotImplementedError:
     print("solve question 13 first")
 
 # %% [markdown]
-# The law hardly matters: a request wastes at most one block less a token, whatever its length follows. What matters is the **size of a
-# block** against the length of a request. And there is a real case of large blocks: in a **hybrid** model, the engine makes the
-# attention block large enough that its page is as big as the fixed state of the other layers, which for this model comes to 400 to
+# At block size 16 the laws differ by about a point: a request wastes at most one block less a token, whatever law its length follows, and
+# long requests dilute the loss. What matters is the **size of a block** against the length of a request. And there is a real case of large blocks: in a **hybrid** model, the engine makes the
+# attention block large enough that its page is as big as the fixed state of the other layers, which for this model comes to 448 or
 # 832 tokens. There the article's symptom is real, and its diagnosis is wrong.
 #
 # ## 14. Bug hunt: the block table that a graph reads
@@ -954,7 +956,7 @@ verdicts
 #
 # `kernels/paged_attention.py` is your split kernel grown up: the work is cut by the actual lengths on the device, the tiles span several
 # blocks, tensor cores do the products, and the combine happens in the same launch. The plot shows it beside its peers on an NVIDIA H200;
-# read the worst bar first.
+# read the worst rows, on top, first.
 
 # %%
 plots.evidence_chart("paged_attention")

@@ -35,7 +35,7 @@ def test_an_allocator_that_is_not_written_yet_is_replaced_and_that_is_said():
             raise NotImplementedError
 
     trace = widgets.pool_trace(Stub)
-    assert trace.note == "your allocator is not written yet: this is the camp's own"
+    assert trace.note == "your allocator is not written yet: this is the course's own"
     assert trace.preemptions
 
 

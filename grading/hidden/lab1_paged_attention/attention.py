@@ -40,20 +40,29 @@ def scattered_writes(remote: Remote) -> None:
         compare.equal(remote.call(write, k, v, both, slots), want, "the cache")
 
 
-def attend(function: str, q: np.ndarray, both: np.ndarray, table: np.ndarray, lens: np.ndarray, options: dict):
-    """Driver: one decode step; K and V are views of one tensor."""
+def attend(function: str, arrays: list, q: np.ndarray, k: np.ndarray, v: np.ndarray, options: dict):
+    """Driver: one decode step on views whose strides all differ. arrays: block table and lengths."""
     import torch
 
     device = labkit.device.name()
-    queries, cache, *rest = (torch.from_numpy(x).to(device) for x in (q, both, table, lens))
-    return globals()[function](queries, cache[:, 0], cache[:, 1], *rest, q.shape[-1] ** -0.5, **options)
+
+    def view(x, *more):  # a view of x within a larger tensor of garbage
+        whole = torch.full([n + m for n, m in zip(x.shape, more, strict=True)], 31.0, dtype=torch.from_numpy(x).dtype)
+        inner = whole[tuple(slice(n) for n in x.shape)]
+        inner.copy_(torch.from_numpy(x))
+        return whole.to(device)[tuple(slice(n) for n in x.shape)]
+
+    table, lens = (torch.tensor(x, dtype=torch.int32, device=device) for x in arrays)
+    table = table.reshape(len(lens), -1)
+    caches = view(k, 0, 2, 1, 0), view(v, 0, 1, 3, 0)
+    return globals()[function](view(q, 0, 3, 8), *caches, table, lens, q.shape[-1] ** -0.5, **options)
 
 
 def attend_equals_dense(remote: Remote, function: str, case: Case, look_at: str, **options: int) -> None:
     """Send a case and compare what comes back with dense attention."""
-    both = torch.stack([case.k_cache, case.v_cache], dim=1)
-    arrays = (x.cpu().numpy() for x in (case.q, both, case.block_table, case.seq_lens))
-    got = torch.from_numpy(np.asarray(remote.call(attend, function, *arrays, options)))
+    tables = [case.block_table.tolist(), case.seq_lens.tolist()]
+    arrays = (np.ascontiguousarray(x.cpu().numpy()) for x in (case.q, case.k_cache, case.v_cache))
+    got = torch.from_numpy(np.asarray(remote.call(attend, function, tables, *arrays, options)))
     compare.close(got, attention(case, torch.float64), attention(case, case.q.dtype), look_at=look_at)
 
 

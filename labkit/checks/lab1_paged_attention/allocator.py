@@ -29,6 +29,7 @@ def refuses(error: type[Exception], action: Callable[[], object], what: str) -> 
 def _(answer) -> None:
     pool = answer(6)
     blocks = pool.allocate(2) + pool.allocate(1) + pool.allocate(3)
+    require(all(b in range(6) for b in blocks), f"blocks {blocks} of a pool of 6, whose blocks are named 0 to 5")
     require(sorted(blocks) == list(range(6)), f"6 blocks taken from a pool of 6 are {blocks}, not each of 0..5 once")
 
 
@@ -85,6 +86,15 @@ def _(answer) -> None:
     require(pool.ref_count(a) == 0, f"a free block has {pool.ref_count(a)} owners")
 
 
+@block_allocator.invariant("two pools know nothing of each other")
+def _(answer) -> None:
+    one, other = answer(2), answer(3)
+    one.allocate(2)
+    require(
+        other.num_free == 3, f"taking both blocks of one pool left another with {other.num_free} of 3: is state shared?"
+    )
+
+
 @block_allocator.invariant("a free block cannot be shared, and is handed out with one owner")
 def _(answer) -> None:
     pool = answer(1)
@@ -133,6 +143,14 @@ def _(answer) -> None:
         )
 
 
+@append_slots.invariant("a table that has room already takes nothing")
+def _(answer) -> None:
+    blocks, table = Blocks([1, 2]), [5, 9, 7]
+    got = list(answer(table, 3, 4, 4, blocks))
+    require(got == [23, 36, 37, 38], f"slots {got}, [23, 36, 37, 38] expected")
+    require(table == [5, 9, 7] and not sum(blocks.asked), f"the table of three blocks had room, and became {table}")
+
+
 @append_slots.invariant("a long prompt takes all its blocks at once")
 def _(answer) -> None:
     blocks = Blocks(list(range(70, 60, -1)))
@@ -145,9 +163,10 @@ def _(answer) -> None:
 
 @append_slots.invariant("when blocks run out the table is as it was")
 def _(answer) -> None:
-    table = [3]
-    refuses(OutOfBlocks, lambda: answer(table, 4, 9, 4, Blocks([5, 6])), "growing by three blocks where two are left")
+    table, blocks = [3], Blocks([5, 6])
+    refuses(OutOfBlocks, lambda: answer(table, 4, 9, 4, blocks), "growing by three blocks where two are left")
     require(table == [3], f"after OutOfBlocks the table is {table}, [3] expected")
+    require(blocks.left == [5, 6], f"after OutOfBlocks blocks {blocks.left} are left of [5, 6]: the others are lost")
 
 
 class Pool:
@@ -238,6 +257,30 @@ def _(answer) -> None:
     require([s.id for s in running] == [0, 1, 2] and not waiting, "nobody has to be preempted with 4 free blocks")
     tables = [len(s.block_table) for s in running]
     require(tables == [2, 1, 3], f"tables of {tables} blocks for 5, 3, 9 tokens in blocks of 4, [2, 1, 3] expected")
+
+
+@make_room.invariant("a sequence gets as many blocks as it lacks, and none more")
+def _(answer) -> None:
+    pool = Pool(9)
+    waiting: list[Sequence] = []
+    running = [Sequence(0, list(range(11)), [], 0), Sequence(1, list(range(8)), pool.allocate(2), 7)]
+    answer(running, waiting, pool, 4)
+    tables = [len(s.block_table) for s in running]
+    require(
+        tables == [3, 2],
+        f"11 tokens without a block and 8 tokens in 2 blocks of 4 got tables of {tables}, [3, 2] expected",
+    )
+
+
+@make_room.invariant("freeing a shared block need not make it free")
+def _(answer) -> None:
+    pool = Pool(3)
+    waiting: list[Sequence] = []
+    running = _batch(pool, [5, 5, 5], 4)
+    pool.refs[2] = 2  # the last arrival's only block has another owner
+    answer(running, waiting, pool, 4)
+    ids = ([s.id for s in running], [s.id for s in waiting])
+    require(ids == ([0], [1, 2]), f"running and waiting are {ids}: preempting 2 freed nothing, so 1 had to go too")
 
 
 @make_room.invariant("the last arrival makes room, whatever its size", share=2)

@@ -1,25 +1,21 @@
-"""Inputs and oracles for the attention questions: scattered blocks, strided caches, garbage where nobody may look."""
+"""Inputs and oracles for the attention questions: scattered blocks, strided caches, garbage elsewhere."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
-from unittest import mock
 
 import torch
 
 from labkit import device
-from labkit.checks import compare
-from labkit.checks.contract import Failed
+from labkit.checks.values import close, poisoned_allocations
 
 GARBAGE = 40.0  # stands in every slot that no sequence owns: large enough to show, finite so that 0 * garbage is 0
 
 
 @dataclass
 class Case:
-    """One decode step. q: [num_seqs, num_heads, head_dim]; caches: views with gaps, as vLLM has them."""
+    """One decode step. q: [num_seqs, num_heads, head_dim]; q and both caches are views with strides of their own."""
 
     q: torch.Tensor
     k_cache: torch.Tensor
@@ -44,36 +40,58 @@ def make_case(
     seed: int = 0,
     loudness: float = 1.0,
     rising: bool = False,
+    meaningful: bool = True,
+    offset: float = 0.0,
 ) -> Case:
     """Random case with permuted, non-contiguous blocks.
 
     loudness: factor on q, so that scores grow. rising: along a sequence the scores grow, so that
-    the running maximum of an online softmax changes in every block.
+    the running maximum of an online softmax changes in every block. meaningful: what stands in the block table past a
+    sequence's last block is the id of some block; else it is none, and must not be followed. offset: added to V.
     """
     g = torch.Generator().manual_seed(seed)
     per_seq = [math.ceil(n / block_size) for n in seq_lens]
     num_blocks = sum(per_seq) + 3
     free = torch.randperm(num_blocks, generator=g).tolist()
-    both = torch.full((num_blocks, 2, block_size, num_kv_heads, head_dim), GARBAGE).to(dtype)
-    k_cache, v_cache = both[:, 0], both[:, 1]
+    shape = (num_blocks, block_size, num_kv_heads, head_dim)
+    k_cache, v_cache = k_view(shape, dtype), v_view(shape, dtype)
     table = torch.randint(0, num_blocks, (len(seq_lens), max([*per_seq, 0]) + 1), generator=g, dtype=torch.int32)
-    q = torch.randn(len(seq_lens), num_heads, head_dim, generator=g).to(dtype) * loudness
+    if not meaningful:
+        table.fill_(2**30)
+    q = torch.full((len(seq_lens), num_heads + 1, head_dim + 8), GARBAGE).to(device.name(), dtype)[
+        :, :num_heads, :head_dim
+    ]
+    q.copy_(torch.randn(q.shape, generator=g).to(dtype) * loudness)
     dense = []
     for i, length in enumerate(seq_lens):
         k, v = (torch.randn(length, num_kv_heads, head_dim, generator=g).to(dtype) for _ in "kv")
+        v += offset
         if rising:
-            direction = q[i].view(num_kv_heads, -1, head_dim).sum(1).float()
+            direction = q[i].cpu().reshape(num_kv_heads, -1, head_dim).sum(1).float()
             step = torch.linspace(0, 4, length).view(-1, 1, 1)
             k = (k.float() + step * direction / direction.norm(dim=-1, keepdim=True)).to(dtype)
         blocks = [free.pop() for _ in range(per_seq[i])]
         table[i, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
         for t in range(length):
-            k_cache[blocks[t // block_size], t % block_size] = k[t]
-            v_cache[blocks[t // block_size], t % block_size] = v[t]
+            k_cache[blocks[t // block_size], t % block_size] = k[t].to(k_cache.device)
+            v_cache[blocks[t // block_size], t % block_size] = v[t].to(v_cache.device)
         dense.append((k, v))
     where = device.name()
-    both, lens = both.to(where), torch.tensor(seq_lens, dtype=torch.int32, device=where)
-    return Case(q.to(where), both[:, 0], both[:, 1], table.to(where), lens, head_dim**-0.5, dense)
+    lens = torch.tensor(seq_lens, dtype=torch.int32, device=where)
+    return Case(q, k_cache, v_cache, table.to(where), lens, head_dim**-0.5, dense)
+
+
+def k_view(shape: tuple[int, int, int, int], dtype: torch.dtype) -> torch.Tensor:
+    """A K cache of garbage: every second block of a tensor that holds K and V, as vLLM lays them out."""
+    num_blocks, *rest = shape
+    return torch.full((num_blocks, 2, *rest), GARBAGE).to(device.name(), dtype)[:, 0]
+
+
+def v_view(shape: tuple[int, int, int, int], dtype: torch.dtype) -> torch.Tensor:
+    """A V cache of garbage with other strides than the K cache has: gaps after each block and each token."""
+    num_blocks, block_size, heads, head_dim = shape
+    whole = torch.full((num_blocks, block_size + 1, heads + 2, head_dim), GARBAGE).to(device.name(), dtype)
+    return whole[:, :block_size, :heads]
 
 
 def attention(case: Case, dtype: torch.dtype) -> torch.Tensor:
@@ -89,30 +107,8 @@ def attention(case: Case, dtype: torch.dtype) -> torch.Tensor:
     return o
 
 
-@contextlib.contextmanager
-def poisoned_allocations() -> Iterator[None]:
-    """Fill what torch.empty and torch.empty_like give with poison, so that an output nobody writes is seen."""
-
-    def poisoned(make):
-        def allocate(*args, **kwargs):
-            tensor = make(*args, **kwargs)
-            return compare.poison(tensor) if tensor.dtype in compare.POISON_BITS else tensor
-
-        return allocate
-
-    with (
-        mock.patch.object(torch, "empty", poisoned(torch.empty)),
-        mock.patch.object(torch, "empty_like", poisoned(torch.empty_like)),
-    ):
-        yield
-
-
 def agree(answer, case: Case, look_at: str, **options) -> float:
-    """Call the answer on a case and compare it with the oracle; what to look at comes first in every message."""
+    """Call the answer on a case and compare it with the oracle; what to look at comes first where values differ."""
     with poisoned_allocations():
         got = answer(*case.arguments, **options)
-    try:
-        return compare.close(got, attention(case, torch.float64), attention(case, case.q.dtype), look_at=look_at)
-    except Failed as failure:
-        message = str(failure)
-        raise Failed(message if message.startswith(look_at) else f"{look_at}: {message}") from None
+    return close(got, attention(case, torch.float64), attention(case, case.q.dtype), look_at)

@@ -53,6 +53,35 @@ def _(answer) -> None:
     )
 
 
+@prefix_cache.invariant("the chain reaches back to the first token, over any number of blocks")
+def _(answer) -> None:
+    cache = answer(2)
+    cache.insert([1, 2, 3, 4, 5, 6, 0], [3, 4, 5, 6])
+    cache.insert([9, 9, 3, 4, 5, 6, 0], [10, 11, 12, 13])
+    got = list(cache.match([9, 9, 3, 4, 5, 6, 7]))
+    require(
+        got == [10, 11, 12], f"[9, 9, 3, 4, 5, 6] gave {got}, [10, 11, 12] expected: a key is made from all before it"
+    )
+
+
+@prefix_cache.invariant("keys tell tokens apart, and their order")
+def _(answer) -> None:
+    cache = answer(2)
+    cache.insert([1, 12, 0], [3, 4])
+    for tokens in ([11, 2, 0], [12, 1, 0], [112, 0, 0]):
+        got = list(cache.match(tokens))
+        require(got == [], f"match({tokens}) is {got} after insert([1, 12]): are tokens and their order kept apart?")
+
+
+@prefix_cache.invariant("a match ends at the first block that is not there")
+def _(answer) -> None:
+    cache = answer(2)
+    cache.insert([1, 2, 3, 4, 0], [8, 9, 4])
+    cache.evict(lambda block: int(block == 9))
+    got = list(cache.match([1, 2, 3, 4, 0]))
+    require(got == [], f"block 8 was evicted and 9 is left: match gives {got}, [] expected, since the prefix is gone")
+
+
 @prefix_cache.invariant("a known prefix keeps its block")
 def _(answer) -> None:
     cache = answer(2)

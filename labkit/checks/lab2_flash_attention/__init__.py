@@ -1,0 +1,13 @@
+"""Public checks of lab 2, FlashAttention."""
+
+from labkit.checks.lab2_flash_attention import bugs, first_kernels, flash, machine, numerics, races
+
+QUESTIONS = [
+    *first_kernels.QUESTIONS,
+    *numerics.QUESTIONS[:1],
+    *flash.QUESTIONS,
+    *numerics.QUESTIONS[1:],
+    *machine.QUESTIONS,
+    *bugs.QUESTIONS,
+    *races.QUESTIONS,
+]
