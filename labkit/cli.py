@@ -227,6 +227,7 @@ def inspect(
     from labkit.compiled import show as shown
 
     try:
+        shown.check_stage(show)
         made = shown.inspect_kernels(examples.examples_of(kernel), arch)
         texts = [shown.stage_text(one, show) if show else shown.as_text(example, one) for example, one in made]
     except (ValueError, CompilationFailed, TimeoutError) as error:

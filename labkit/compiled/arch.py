@@ -11,13 +11,16 @@ KIB = 1024
 class Limits:
     """Limits of one SM of a compute capability, and the portions in which it hands out what it has.
 
-    Shared memory in bytes. reserved_shared: what the system takes of it for each block.
+    Shared memory in bytes. reserved_shared: what the system takes of it for each block. num_sms: of `gpu`, one of this
+    compute capability.
     """
 
     warps: int
     blocks: int
     shared: int
     shared_per_block: int
+    gpu: str
+    num_sms: int
     registers: int = 65536
     registers_per_thread: int = 255
     threads_per_block: int = 1024
@@ -29,11 +32,11 @@ class Limits:
 
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; allocation units: cuda_occupancy.h.
 ARCHITECTURES = {
-    "sm_80": Limits(warps=64, blocks=32, shared=164 * KIB, shared_per_block=163 * KIB),
-    "sm_86": Limits(warps=48, blocks=16, shared=100 * KIB, shared_per_block=99 * KIB),
-    "sm_89": Limits(warps=48, blocks=24, shared=100 * KIB, shared_per_block=99 * KIB),
-    "sm_90": Limits(warps=64, blocks=32, shared=228 * KIB, shared_per_block=227 * KIB),
-    "sm_100": Limits(warps=64, blocks=32, shared=228 * KIB, shared_per_block=227 * KIB),
+    "sm_80": Limits(warps=64, blocks=32, shared=164 * KIB, shared_per_block=163 * KIB, gpu="A100", num_sms=108),
+    "sm_86": Limits(warps=48, blocks=16, shared=100 * KIB, shared_per_block=99 * KIB, gpu="A10", num_sms=72),
+    "sm_89": Limits(warps=48, blocks=24, shared=100 * KIB, shared_per_block=99 * KIB, gpu="L40S", num_sms=142),
+    "sm_90": Limits(warps=64, blocks=32, shared=228 * KIB, shared_per_block=227 * KIB, gpu="H200", num_sms=132),
+    "sm_100": Limits(warps=64, blocks=32, shared=228 * KIB, shared_per_block=227 * KIB, gpu="B200", num_sms=148),
 }
 
 

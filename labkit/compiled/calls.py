@@ -72,11 +72,12 @@ def compile_call(call: Call, *, arch: str = "sm_90", timeout: float = 120.0) -> 
     """Compile each kernel that a Python call would launch, just as that launch would, and run none of them.
 
     call: of a function that launches kernels, with tensors on any device; what kernels would have written is left as it
-    was. Its types, constexprs, warps, stages and grid are those of the launch; what the function asks of the device is
-    answered by the CPU. Raises CompilationFailed as well where the function itself raises.
+    was. Types, constexprs, warps, stages and grid are those of the launch; a function that asks torch.cuda for its
+    device's properties hears those of a GPU of `arch`: A100, A10, L40S, H200 or B200. Raises CompilationFailed as well
+    where the function itself raises.
     """
     text, name = _source(call.function, None)
-    arguments = (text, name, call.args, call.kwargs, _capability(arch), timeout)
+    arguments = (text, name, call.args, call.kwargs, _capability(arch), limits_of(arch).num_sms, timeout)
     return _request("call", text, arch, arguments, timeout)
 
 

@@ -27,13 +27,19 @@ def kernel(
 
 
 def call(
-    source: str, name: str, args: tuple, kwargs: dict[str, Any], capability: int, timeout: float
+    source: str,
+    name: str,
+    args: tuple,
+    kwargs: dict[str, Any],
+    capability: int,
+    num_sms: int,
+    timeout: float,
 ) -> tuple[list[compiling.Build], str]:
     """Compile each kernel that calling function `name` of a standalone source would launch."""
 
     def work() -> list[compiling.Build]:
         function = run_standalone(source)[name]
-        with compiling.recorded_launches(capability) as builds:
+        with compiling.recorded_launches(capability, num_sms) as builds:
             function(*args, **kwargs)
         return builds
 

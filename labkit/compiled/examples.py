@@ -15,11 +15,14 @@ from labkit.meter import Call
 
 @dataclass(frozen=True)
 class Example:
-    """name: "module.function" in `kernels`. case: the shapes, in words. call: makes the Python call."""
+    """name: "module.function" in `kernels`. case: the shapes, in words. call: makes the Python call.
+    archs: those that the kernel is for, all if empty.
+    """
 
     name: str
     case: str
     call: Callable[[], Call]
+    archs: tuple[str, ...] = ()
 
     @property
     def module(self) -> str:
@@ -52,6 +55,23 @@ def _flash_attention() -> Call:
     return Call(flash_attention, (q, k, k), {"causal": True, "variant": "tl"})
 
 
+def _paged_prefill() -> Call:
+    from kernels.flash_attention_paged import paged_prefill
+
+    q = torch.empty(2048, 32, 128, dtype=torch.bfloat16)
+    cache = torch.empty(512, 16, 8, 128, dtype=torch.bfloat16)
+    lens, ends = torch.full((4,), 2048, dtype=torch.int32), torch.arange(0, 2049, 512, dtype=torch.int32)
+    return Call(paged_prefill, (q, cache, cache, torch.zeros(4, 128, dtype=torch.int32), lens, ends))
+
+
+def _flash_attention_hopper() -> Call:
+    from kernels.flash_attention_hopper import launch
+
+    q = torch.empty(1, 2048, 32, 128, dtype=torch.bfloat16)
+    k = torch.empty(1, 2048, 8, 128, dtype=torch.bfloat16)
+    return Call(launch, (q, k, k, torch.empty_like(q), None, True, 128**-0.5))
+
+
 HEADS = "32 query and 8 KV heads of 128, bf16"
 EXAMPLES = (
     Example(
@@ -59,6 +79,10 @@ EXAMPLES = (
     ),
     Example("kv_cache.write_kv", "16 tokens, 8 KV heads of 128, bf16, block size 16", _write_kv),
     Example("flash_attention.flash_attention", f"2,048 tokens, causal, {HEADS}", _flash_attention),
+    Example("flash_attention_paged.paged_prefill", f"4 chunks of 512 after 1,536 tokens, {HEADS}", _paged_prefill),
+    Example(
+        "flash_attention_hopper.launch", f"2,048 tokens, causal, {HEADS}", _flash_attention_hopper, archs=("sm_90",)
+    ),
 )
 
 

@@ -12,9 +12,18 @@ from labkit.compiled.report import Compiled
 STAGES = ("ttir", "ttgir", "llir", "ptx", "sass")
 
 
+def check_stage(stage: str | None) -> None:
+    """ValueError for a stage that there is not."""
+    if stage is not None and stage not in STAGES:
+        raise ValueError(f"no stage {stage!r}; there are: {', '.join(STAGES)}")
+
+
 def inspect_kernels(examples: tuple[Example, ...], arch: str) -> list[tuple[Example, Compiled]]:
     """Compile each kernel that the examples launch, each once. ValueError for an unknown arch; CompilationFailed."""
     limits_of(arch)
+    for example in examples:
+        if example.archs and arch not in example.archs:
+            raise ValueError(f"{example.name} is for {' and '.join(example.archs)}, not {arch}")
     return [(example, made) for example in examples for made in compile_call(example.call(), arch=arch)]
 
 
@@ -58,7 +67,7 @@ def as_text(example: Example, made: Compiled) -> str:
     instructions = [f"{n} {family}" for family, n in made.instructions.items() if n]
     lines = {
         "called as": f"{example.name}: {example.case}",
-        "launch": f"grid {grid} as called on a CPU, {made.threads} threads, {made.num_stages} stages",
+        "launch": f"grid {grid}, {made.threads} threads, {made.num_stages} stages",
         "registers": f"{made.registers} a thread",
         "spills": f"{used.spill_stores} bytes stored, {used.spill_loads} loaded; stack {used.stack} bytes",
         "shared memory": f"{made.shared:,} bytes ({used.shared_static} static, {made.shared_dynamic:,} dynamic)",
@@ -73,7 +82,5 @@ def as_text(example: Example, made: Compiled) -> str:
 
 
 def stage_text(made: Compiled, stage: str) -> str:
-    """One stage of the compilation as text; PTX and SASS with the source line beside. ValueError for no such stage."""
-    if stage not in STAGES:
-        raise ValueError(f"no stage {stage!r}; there are: {', '.join(STAGES)}")
+    """One stage of the compilation as text; PTX and SASS with the source line beside."""
     return made.listing(stage) if stage in ("ptx", "sass") else made.asm[stage]

@@ -50,6 +50,8 @@ def occupancy_chart(
                 bbox={"boxstyle": "round,pad=0.2", "facecolor": "white", "edgecolor": "none", "alpha": 0.9},
             )  # fmt: skip
         axes.grid(visible=False)
+        axes.set_xticks(range(32, limits.registers_per_thread + 1, 32))
+        axes.set_yticks(range(0, limits.shared_per_block // 1024 + 1, 32))
         axes.set(xlabel="registers a thread", ylabel="shared memory a block (KiB)")
         axes.set_title(f"What fits on an SM of {arch}, in blocks of {threads} threads")
     return made
@@ -98,10 +100,8 @@ def access_chart(access: Touched) -> Figure:
             axes.spines[:].set(visible=True, color=FAINT)
             counts = access.loaded[name] if name in access.loaded else access.stored[name]
             axes.set_title(f"{name} [{', '.join(map(str, counts.shape))}]", fontsize=9.5)
-            axes.yaxis.get_major_locator().set_params(integer=True)
-            axes.xaxis.get_major_locator().set_params(integer=True)
-            if grid.shape[0] == 1:
-                axes.set_yticks([])
+            axes.set_yticks(_ticks(grid.shape[0], 5) if grid.shape[0] > 1 else [])
+            axes.set_xticks(_ticks(grid.shape[1], 9))
         beyond = f"; {len(access.outside)} accesses left their tensor" if access.outside else ""
         made.suptitle(
             f"{access.kernel}, program {access.program}{beyond}", fontsize=11, fontweight="bold", x=0.01, ha="left"
@@ -110,6 +110,12 @@ def access_chart(access: Touched) -> Figure:
         handles = [Patch(facecolor=SHADES[n], edgecolor=FAINT, label=STATES[n]) for n in used]
         made.legend(handles=handles, loc="outside lower left", ncols=len(handles), fontsize=9)
     return made
+
+
+def _ticks(length: int, most: int) -> list[int]:
+    """Indices to write beside an axis of this length: round ones, within it."""
+    step = next(s for s in (10**p * f for p in range(12) for f in (1, 2, 5)) if length <= s * most)
+    return list(range(0, length, step))
 
 
 def _states(loaded: np.ndarray | None, stored: np.ndarray | None) -> np.ndarray:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import inspect
 import io
+import types
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 import triton
 from triton._C.libtriton import gluon_ir, ir
 from triton.backends.compiler import GPUTarget
@@ -45,19 +47,19 @@ def target(capability: int) -> GPUTarget:
 
 
 def build(
-    kernel: Any, types: dict[str, str], constants: dict[str, Any], capability: int, options: dict[str, Any]
+    kernel: Any, signature: dict[str, str], constants: dict[str, Any], capability: int, options: dict[str, Any]
 ) -> Build:
-    """Compile a kernel by its signature. types: as in Build, "i32:1" for an integer known to be 1."""
-    aligned = {name for name, kind in types.items() if kind.endswith(":16")}
-    ones = {name: 1 for name, kind in types.items() if kind.endswith(":1")}
+    """Compile a kernel by its signature: argument -> type as in Build, "i32:1" for an integer known to be 1."""
+    aligned = {name for name, kind in signature.items() if kind.endswith(":16")}
+    ones = {name: 1 for name, kind in signature.items() if kind.endswith(":1")}
     defaults = {n: p.default for n, p in inspect.signature(kernel.fn).parameters.items() if p.default is not p.empty}
-    constants = {**{n: v for n, v in defaults.items() if n not in types}, **constants, **ones}
+    constants = {**{n: v for n, v in defaults.items() if n not in signature}, **constants, **ones}
     order = kernel.arg_names
-    signature = {n: "constexpr" if n in constants else types[n].partition(":")[0] for n in order}
+    plain = {n: "constexpr" if n in constants else signature[n].partition(":")[0] for n in order}
     attributes = {(order.index(name),): ALIGNED for name in aligned}
     source = (GluonASTSource if kernel.is_gluon() else ASTSource)(
         fn=kernel,
-        signature=signature,
+        signature=plain,
         constexprs={(order.index(n),): v for n, v in constants.items()},
         attrs=attributes,
     )
@@ -67,11 +69,12 @@ def build(
 
 
 @contextlib.contextmanager
-def recorded_launches(capability: int) -> Iterator[list[Build]]:
+def recorded_launches(capability: int, num_sms: int) -> Iterator[list[Build]]:
     """Inside, launching a kernel compiles it as that launch would and runs nothing; gives the list of what was built.
 
-    Ask by ask: a wrapper that wants to know whether its kernels are interpreted, and may have CPU tensors, hears yes;
-    Triton's decorator, for a module that is first imported by the call, hears no.
+    A wrapper that asks whether its kernels are interpreted, and may have CPU tensors, hears yes; Triton's decorator, of a
+    module that is first imported by the call, hears no. A wrapper that asks torch for the properties of the device
+    hears those of a GPU of this compute capability with `num_sms` SMs.
     """
     builds: list[Build] = []
     original, tuned, knobs = jit.JITFunction.run, autotuner.Autotuner.run, jit.knobs
@@ -95,12 +98,19 @@ def recorded_launches(capability: int) -> Iterator[list[Build]]:
     driver.set_active(_NoDriver(capability))
     jit.JITFunction.run, autotuner.Autotuner.run = run, run_tuned
     jit.knobs = _Knobs(knobs)
+    properties: Any = types.SimpleNamespace(
+        major=capability // 10, minor=capability % 10, multi_processor_count=num_sms, warp_size=32
+    )
+    asked = torch.cuda.get_device_properties, torch.cuda.get_device_capability
+    torch.cuda.get_device_properties = lambda device=None: properties
+    torch.cuda.get_device_capability = lambda device=None: divmod(capability, 10)
     triton.knobs.runtime.interpret = True
     try:
         yield builds
     finally:
         jit.JITFunction.run, autotuner.Autotuner.run, jit.knobs = original, tuned, knobs
         triton.knobs.runtime.interpret = False
+        torch.cuda.get_device_properties, torch.cuda.get_device_capability = asked
 
 
 class _Knobs:

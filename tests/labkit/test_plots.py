@@ -9,10 +9,12 @@ import matplotlib
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 from matplotlib.patches import Rectangle
 
 from labkit import plots
+from labkit.access_map import AccessMap
 from labkit.plots import recorded
 from labkit.pooltrace import Snapshot
 from labkit.races import Race
@@ -176,3 +178,48 @@ def test_labkit_imports_without_matplotlib():
     rest = "import labkit, labkit.meter, labkit.races, labkit.roofline, labkit.workload, labkit.models, labkit.device"
     done = subprocess.run([sys.executable, "-c", f"{hide}; {rest}"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_occupancy_falls_with_registers_and_shared_memory_and_marks_say_their_warps():
+    figure = plots.occupancy_chart("sm_90", 128, {"attention": (153, 114688), "softmax": (40, 1024)})
+    assert {"attention: 8 warps", "softmax: 48 warps", "registers a thread", "shared memory a block (KiB)"} <= set(
+        said(figure)
+    )
+    assert_legible(figure)
+    warps = figure.axes[0].collections[0].get_array()
+    assert warps[0, 0] == 64 and warps[-1, -1] == 4, "from everything on one SM to one block of four warps"
+    with pytest.raises(ValueError, match="arch"):
+        plots.occupancy_chart("sm_70", 128)
+
+
+@pytest.fixture
+def access():
+    loaded = np.zeros((6, 12), int)
+    loaded[4:6, 8:12], loaded[4, 0] = 1, 2
+    sums = np.array([1, 1, 0, 0])
+    maps = {"x_ptr": loaded, "sums_ptr": sums}, {"out_ptr": np.eye(6, dtype=int), "sums_ptr": sums}
+    return AccessMap("tile_kernel", (2, 2, 1), (1, 1, 0), *maps, ())
+
+
+def test_an_access_map_is_drawn_a_tensor_a_panel_and_coloured_by_what_was_done(access):
+    figure = plots.access_chart(access)
+    words = said(figure)
+    assert {"tile_kernel, program (1, 1, 0)", "x_ptr [6, 12]", "sums_ptr [4]", "out_ptr [6, 6]"} <= set(words)
+    assert {"untouched", "loaded once", "loaded again", "stored", "loaded and stored"} <= set(words)
+    x, sums, out = (axes.images[0].get_array() for axes in figure.axes)
+    assert (x[4, 0], x[5, 11], x[0, 0]) == (2, 1, 0)
+    assert sums.tolist() == [[4, 4, 0, 0]] and out[0, 0] == 3
+    assert_legible(figure)
+
+
+def test_an_access_map_of_a_large_tensor_loses_no_touched_element():
+    lone = np.zeros((5000, 3, 2000), int)
+    lone[4321, 1, 1234] = 1
+    figure = plots.access_chart(AccessMap("k", (1, 1, 1), (0, 0, 0), {"x": lone}, {}, ()))
+    drawn = figure.axes[0].images[0].get_array()
+    assert drawn.shape == (256, 512) and drawn.sum() == 1
+
+
+def test_a_program_that_touches_nothing_has_no_map():
+    with pytest.raises(ValueError, match="touches no tensor"):
+        plots.access_chart(AccessMap("k", (1, 1, 1), (0, 0, 0), {}, {}, ()))
