@@ -57,4 +57,5 @@ def require_caches(k_cache: torch.Tensor, v_cache: torch.Tensor, dtype: torch.dt
 
 def tma_strides(x: torch.Tensor) -> list[int]:
     """x's strides; a dimension of size 1 may have any in torch, but TMA checks that one too."""
-    return [step if size > 1 else 8 for size, step in zip(x.shape[:-1], x.stride()[:-1], strict=True)] + [1]
+    fitting = -(-x.numel() // 16) * 16
+    return [step if size > 1 else fitting for size, step in zip(x.shape[:-1], x.stride()[:-1], strict=True)] + [1]
