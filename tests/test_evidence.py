@@ -57,6 +57,25 @@ def test_the_quoted_mean_and_minimum_follow_from_the_rows():
     assert evidence.geometric_mean(list(ours.values())) == pytest.approx(mean)
 
 
+@pytest.mark.parametrize(
+    ("line", "peer"),
+    [
+        ("FlashAttention 3 with pages", "fa3_paged"),
+        ("vLLM's Triton attention", "vllm_triton"),
+        ("gather, then SDPA", "sdpa_gather"),
+    ],
+)
+def test_the_table_of_the_readme_follows_from_the_rows(line, peer):
+    text = (evidence.FOLDER.parents[1] / "README.md").read_text(encoding="utf-8")
+    [said] = [row for row in text.splitlines() if f"| {line} |" in row]
+    ratios = {k: r["ours"] / r["peers"][peer] for k, r in grid_rows().items() if peer in r["peers"]}
+    worst = min(ratios, key=ratios.__getitem__)
+    mean = math.exp(sum(map(math.log, ratios.values())) / len(ratios))
+    assert said.endswith(f"| {mean:.3f}x | {ratios[worst]:.3f}x, batch {worst[0]} x {worst[1]} |"), (
+        f"README says: {said}"
+    )
+
+
 def test_the_other_quoted_ratios_follow_from_the_rows():
     speedups = [row["ours"] / row["peers"]["vllm_triton"] for row in grid_rows().values()]
     mean = math.prod(speedups) ** (1 / len(speedups))

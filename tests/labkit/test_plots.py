@@ -156,7 +156,7 @@ def test_recorded_runs_are_drawn_as_ratios_the_worst_case_on_top(evidence):
     assert {
         "FlashAttention 3, paged",
         "vLLM's Triton kernel",
-        "paged_attention on NVIDIA H200, 2026-11-30: 2 cases",
+        "paged_attention on NVIDIA H200: 2 cases",
     } <= set(said(figure))
     assert_legible(figure)
     few = plots.evidence_chart("paged_attention", gpu="h200", most=1)
