@@ -160,7 +160,7 @@ def test_recorded_runs_are_drawn_as_ratios_the_worst_case_on_top(evidence):
     } <= set(said(figure))
     assert_legible(figure)
     few = plots.evidence_chart("paged_attention", gpu="h200", most=1)
-    assert "the 1 worst of 2 cases" in few.axes[0].get_title(loc="left")
+    assert "the 1 worst of 2 cases" in few.get_suptitle()
 
 
 def test_an_advantage_is_above_one_whichever_way_is_better():
