@@ -13,6 +13,11 @@ import numpy as np
 
 NOBODY, SEVERAL = -1, -2
 MAX_CONFLICTS = 20
+VERBS = {
+    "load": ("loads", "loaded"),
+    "store": ("stores", "stored"),
+    "atomic": ("atomically updates", "atomically updated"),
+}
 
 
 @dataclass(frozen=True)
@@ -34,10 +39,12 @@ class Conflict:
 
     def __str__(self) -> str:
         earlier = f"program {self.programs[0]}" if self.programs[0] is not None else "several programs"
+        which = f"element {self.element}"
+        if self.elements > 1:
+            which = f"{self.elements} elements, from {which} on,"
         return (
-            f"{self.kernel}: program {self.programs[1]} {self.second}s {self.elements} element"
-            f"{'s' if self.elements > 1 else ''} of `{self.argument}`, the first of them {self.element}, "
-            f"that {earlier} {self.first}{'s' if self.programs[0] is not None else ''} in the same launch"
+            f"{self.kernel}: program {self.programs[1]} {VERBS[self.second][0]} {which} of `{self.argument}` that "
+            f"{earlier} {VERBS[self.first][1]} in the same launch"
         )
 
 

@@ -72,8 +72,8 @@ def build(
 def recorded_launches(capability: int, num_sms: int) -> Iterator[list[Build]]:
     """Inside, launching a kernel compiles it as that launch would and runs nothing; gives the list of what was built.
 
-    A wrapper that asks whether its kernels are interpreted, and may have CPU tensors, hears yes; Triton's decorator, of a
-    module that is first imported by the call, hears no. A wrapper that asks torch for the properties of the device
+    A wrapper that asks whether its kernels are interpreted, and may have CPU tensors, hears yes; Triton's decorator, in
+    a module that the call is the first to import, hears no. A wrapper that asks torch for the properties of the device
     hears those of a GPU of this compute capability with `num_sms` SMs.
     """
     builds: list[Build] = []

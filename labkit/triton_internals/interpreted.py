@@ -7,6 +7,7 @@ stores, of which the interpreter has four primitives, translate the address back
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import sys
 import types
@@ -122,7 +123,8 @@ def _region(name: str, tensor: torch.Tensor, number: int) -> Region:
 def observe(recorder: Recorder, order: Callable[[int], np.ndarray] | None = None, touches: bool = False) -> None:
     """From now on, report every launch, access and dot of interpreted kernels in this process to `recorder`.
 
-    There is no way back: call it in a process of its own. Lanes outside their tensor read 0 and write nothing.
+    There is no way back: call it in a process of its own. Lanes outside their tensor read 0 and write nothing, and
+    tl.device_assert counts, which the interpreter by itself ignores.
     order(programs): a permutation, the order in which the programs of a launch run; by default the interpreter's.
     touches: report also each element that is loaded or stored, which is slower.
     """
@@ -149,6 +151,9 @@ class _Observer:
         builder.create_dot = self._dot_with(builder.create_dot)
         builder.create_exp = self._exponential_with(builder.create_exp)
         builder.create_exp2 = self._exponential_with(builder.create_exp2)
+        builder.create_assert = self._assert
+        # Device asserts count only in debug mode, in which Triton would check every integer for overflow as well.
+        self.builder.options = dataclasses.replace(self.builder.options, debug=True, sanitize_overflow=False)
         self._watch_tiles(interpreter.TensorHandle)
         builder.set_grid_dim = self._launch_with(builder.set_grid_dim)
         builder.set_grid_idx = self._program_with(builder.set_grid_idx)
@@ -255,6 +260,11 @@ class _Observer:
             return original(builder, a, b, *rest)
 
         return dot
+
+    @staticmethod
+    def _assert(builder: Any, condition: Any, message: str) -> None:
+        if not condition.data.all():
+            raise AssertionError(f"{message}, in program {builder.grid_idx}")
 
     def _exponential_with(self, original: Callable) -> Callable:
         def exponential(builder: Any, x: Any) -> Any:
