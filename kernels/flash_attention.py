@@ -57,46 +57,35 @@ def softmax_step(score, qk_scale, peak, total, MASKED: tl.constexpr):
 
 @triton.jit
 def _attend(
-    acc, acc_rest, peak, total, q, q_rest, k_desc, v_desc, k_rest_desc, v_rest_desc, batch, first_key, head,
-    begin, end, k_len, last_key, qk_scale,
-    DIM: tl.constexpr, REST: tl.constexpr, BLOCK_N: tl.constexpr, MASKED: tl.constexpr,
+    acc, peak, total, q, k_desc, v_desc, batch, first_key, head, begin, end, k_len, last_key, qk_scale,
+    BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Attend to keys begin..end. last_key: (BLOCK_M,), the last key that each query sees; read only if MASKED."""
     for start in tl.range(begin, end, BLOCK_N):
-        row = first_key + start
-        k = k_desc.load([batch, row, head, 0]).reshape(BLOCK_N, DIM)
+        k = k_desc.load([batch, first_key + start, head, 0]).reshape(BLOCK_N, BLOCK_D)
         score = tl.dot(q, k.T, input_precision="ieee")  # (BLOCK_M, BLOCK_N)
-        if REST > 0:
-            k_rest = k_rest_desc.load([batch, row, head, DIM]).reshape(BLOCK_N, REST)
-            score = tl.dot(q_rest, k_rest.T, score, input_precision="ieee")
         key = start + tl.arange(0, BLOCK_N)
         if MASKED:
             score = tl.where(key[None, :] <= last_key[:, None], score, float("-inf"))
         p, alpha, peak, total = softmax_step(score, qk_scale, peak, total, MASKED)
-        v = v_desc.load([batch, row, head, 0]).reshape(BLOCK_N, DIM)
+        v = v_desc.load([batch, first_key + start, head, 0]).reshape(BLOCK_N, BLOCK_D)
         if MASKED:  # past the end may lie another sequence's NaN, and 0 * NaN is NaN
             v = tl.where((key < k_len)[:, None], v, 0.0)
-        p = p.to(v.dtype)
-        acc = tl.dot(p, v, acc * alpha[:, None], input_precision="ieee")  # (BLOCK_M, DIM)
-        if REST > 0:
-            v_rest = v_rest_desc.load([batch, row, head, DIM]).reshape(BLOCK_N, REST)
-            if MASKED:
-                v_rest = tl.where((key < k_len)[:, None], v_rest, 0.0)
-            acc_rest = tl.dot(p, v_rest, acc_rest * alpha[:, None], input_precision="ieee")
-    return acc, acc_rest, peak, total
+        acc = tl.dot(p.to(v.dtype), v, acc * alpha[:, None], input_precision="ieee")  # (BLOCK_M, BLOCK_D)
+    return acc, peak, total
 
 
 # Lengths change from call to call and must not each cost a compilation.
 @triton.jit(do_not_specialize=["num_seqs", "q_len", "k_len", "stride_lb", "stride_lh"])
 def _flash_attention_kernel(
-    q_desc, k_desc, v_desc, q_rest_desc, k_rest_desc, v_rest_desc, o_ptr, lse_ptr, cu_q_ptr, cu_k_ptr,
-    num_seqs, q_len, k_len, qk_scale, stride_ob, stride_os, stride_oh, stride_lb, stride_lh,
-    GROUP: tl.constexpr, DIM: tl.constexpr, REST: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    q_desc, k_desc, v_desc, o_ptr, lse_ptr, cu_q_ptr, cu_k_ptr, num_seqs, q_len, k_len, qk_scale,
+    stride_ob, stride_os, stride_oh, stride_lb, stride_lh,
+    GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     CAUSAL: tl.constexpr, VARLEN: tl.constexpr,
 ):  # fmt: skip
-    """Program (query tile, query head, batch). A head is DIM + REST wide, both powers of two, so that 80 costs 80.
+    """Program (query tile, query head, batch). Tiles are BLOCK_D wide; what is beyond HEAD_DIM loads as zeros.
 
-    4 * q_len * k_len * (DIM + REST) FLOPs and q_len * k_len exponentials per head, half of it if CAUSAL.
+    4 * q_len * k_len * BLOCK_D FLOPs and q_len * k_len exponentials per head, half of it if CAUSAL.
     """
     # The longest rows of a causal mask start first, so that the launch ends on short ones.
     tile = tl.num_programs(0) - 1 - tl.program_id(0) if CAUSAL else tl.program_id(0)
@@ -112,13 +101,8 @@ def _flash_attention_kernel(
     if tile * BLOCK_M >= q_len:
         return
     row = tile * BLOCK_M + tl.arange(0, BLOCK_M)
-    q = q_desc.load([batch, first_query + tile * BLOCK_M, head, 0]).reshape(BLOCK_M, DIM)
-    q_rest = q
-    acc = tl.zeros([BLOCK_M, DIM], tl.float32)
-    acc_rest = acc
-    if REST > 0:
-        q_rest = q_rest_desc.load([batch, first_query + tile * BLOCK_M, head, DIM]).reshape(BLOCK_M, REST)
-        acc_rest = tl.zeros([BLOCK_M, REST], tl.float32)
+    q = q_desc.load([batch, first_query + tile * BLOCK_M, head, 0]).reshape(BLOCK_M, BLOCK_D)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
 
@@ -130,25 +114,22 @@ def _flash_attention_kernel(
         end = tl.minimum(k_len, tl.maximum((tile + 1) * BLOCK_M + offset, 0))
         whole = tl.minimum(k_len, tl.maximum(tile * BLOCK_M + offset + 1, 0))
     whole = whole // BLOCK_N * BLOCK_N
-    acc, acc_rest, peak, total = _attend(
-        acc, acc_rest, peak, total, q, q_rest, k_desc, v_desc, k_rest_desc, v_rest_desc, batch, first_key,
-        head // GROUP, 0, whole, k_len, last_key, qk_scale, DIM, REST, BLOCK_N, False,
+    acc, peak, total = _attend(
+        acc, peak, total, q, k_desc, v_desc, batch, first_key, head // GROUP, 0, whole, k_len, last_key, qk_scale,
+        BLOCK_N, BLOCK_D, False,
     )  # fmt: skip
-    acc, acc_rest, peak, total = _attend(
-        acc, acc_rest, peak, total, q, q_rest, k_desc, v_desc, k_rest_desc, v_rest_desc, batch, first_key,
-        head // GROUP, whole, end, k_len, last_key, qk_scale, DIM, REST, BLOCK_N, True,
+    acc, peak, total = _attend(
+        acc, peak, total, q, k_desc, v_desc, batch, first_key, head // GROUP, whole, end, k_len, last_key, qk_scale,
+        BLOCK_N, BLOCK_D, True,
     )  # fmt: skip
 
     divisor = tl.where(total == 0.0, 1.0, total)  # a row without keys gives zeros
-    factor = (1.0 / divisor)[:, None]
-    live = (row < q_len)[:, None]
+    o = (acc * (1.0 / divisor)[:, None]).to(o_ptr.dtype.element_ty)
     query = (first_query + row).to(tl.int64)
     batch, head = batch.to(tl.int64), head.to(tl.int64)
     o_row = o_ptr + batch * stride_ob + query * stride_os + head * stride_oh  # (BLOCK_M,)
-    tl.store(o_row[:, None] + tl.arange(0, DIM)[None, :], (acc * factor).to(o_ptr.dtype.element_ty), mask=live)
-    if REST > 0:
-        o_rest = o_row[:, None] + DIM + tl.arange(0, REST)[None, :]
-        tl.store(o_rest, (acc_rest * factor).to(o_ptr.dtype.element_ty), mask=live)
+    dim = tl.arange(0, BLOCK_D)
+    tl.store(o_row[:, None] + dim[None, :], o, mask=(row < q_len)[:, None] & (dim < HEAD_DIM)[None, :])
     if lse_ptr is not None:
         lse = tl.where(total == 0.0, float("-inf"), (peak + tl.log2(divisor)) * LN_2)
         tl.store(lse_ptr + batch * stride_lb + head * stride_lh + query, lse, mask=row < q_len)
@@ -164,15 +145,15 @@ class Plan:
     num_stages: int
 
 
-def plan_for(head_dim: int, element_size: int, q_len: int) -> Plan:
-    """The launch that was fastest on an H200 (sm_90) with 16-bit elements."""
+def plan_for(head_dim: int, element_size: int) -> Plan:
+    """The launch that was fastest on an H200 (sm_90) with 16-bit elements.
+
+    Small programs win: two of them share an SM and nothing else, so that one's softmax runs beside the other's matrix
+    products. Queries wait in registers, so with wide heads a wider tile of scores would spill.
+    """
     if element_size > 2:
         return Plan(32, 32, num_warps=4, num_stages=2)
-    if head_dim > 128:  # queries wait in registers, and a wider tile of scores would spill
-        return Plan(64 if q_len <= 64 else 128, 32, num_warps=4 if q_len <= 64 else 8, num_stages=3)
-    if q_len <= 64:
-        return Plan(64, 64, num_warps=4, num_stages=3)
-    return Plan(128, 128, num_warps=8, num_stages=2 if head_dim > 64 else 3)
+    return Plan(64, 64 if head_dim <= 128 else 32, num_warps=4, num_stages=3)
 
 
 def flash_attention(
@@ -239,24 +220,17 @@ def _launch(
         q, k, v, out = (x.unsqueeze(0) for x in (q, k, v, out))
         lse = None if lse is None else lse.unsqueeze(0)
     batch, q_len, num_heads, _ = q.shape
-    plan = plan or plan_for(head_dim, q.element_size(), q_len // num_seqs)
+    plan = plan or plan_for(head_dim, q.element_size())
     tiles = q_len // plan.block_m + num_seqs if varlen else triton.cdiv(q_len, plan.block_m)
-    dim = 1 << (head_dim.bit_length() - 1)
-    rest = head_dim - dim
+    width = triton.next_power_of_2(head_dim)
     blocks = ((q, plan.block_m), (k, plan.block_n), (v, plan.block_n))
     _flash_attention_kernel[(tiles, num_heads, batch)](
-        *(tile_descriptor(x, rows, dim) for x, rows in blocks),
-        *(tile_descriptor(x, rows, rest) if rest else None for x, rows in blocks),
+        *(TensorDescriptor(x, list(x.shape), tma_strides(x), [1, rows, 1, width]) for x, rows in blocks),
         out, lse, cu_seqlens_q, cu_seqlens_k, num_seqs, q_len, k.shape[1], scale * LOG2_E.value, *out.stride()[:3],
-        *(lse.stride()[:2] if lse is not None else (0, 0)), GROUP=num_heads // k.shape[2], DIM=dim, REST=rest,
-        BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, CAUSAL=causal, VARLEN=varlen,
+        *(lse.stride()[:2] if lse is not None else (0, 0)), GROUP=num_heads // k.shape[2], HEAD_DIM=head_dim,
+        BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, BLOCK_D=width, CAUSAL=causal, VARLEN=varlen,
         num_warps=plan.num_warps, num_stages=plan.num_stages,
     )  # fmt: skip
-
-
-def tile_descriptor(x: torch.Tensor, rows: int, width: int) -> TensorDescriptor:
-    """Of the tiles of `rows` tokens and `width` columns of one head of x: [batch, tokens, heads, head_dim]."""
-    return TensorDescriptor(x, list(x.shape), tma_strides(x), [1, rows, 1, width])
 
 
 @functools.cache
