@@ -52,7 +52,12 @@ def contents(path: Path) -> str:
     text = path.read_text(encoding="utf-8", errors="replace")
     if path.suffix == ".ipynb":
         return "\n".join("".join(cell["source"]) for cell in json.loads(text)["cells"])
-    return f"{text}\n{ast.unparse(ast.parse(text))}" if path.suffix == ".py" else text
+    if path.suffix != ".py":
+        return text
+    try:
+        return f"{text}\n{ast.unparse(ast.parse(text))}"
+    except SyntaxError:  # a leak in a file that does not parse is one all the same
+        return text
 
 
 def leaks(bundle: Path, *only: Path) -> list[str]:
