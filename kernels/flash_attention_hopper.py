@@ -31,7 +31,6 @@ from kernels.validate import tma_strides
 ROWS = gl.constexpr(64)  # queries of a warp group: the M of one WGMMA
 LN_2 = gl.constexpr(0.6931471805599453)
 LOG2_E = 1.4426950408889634
-L2_BYTES = 24 * 2**20  # of the L2 cache, that K and V may take: about half of it
 
 
 @gluon.jit
@@ -40,33 +39,27 @@ def _cdiv(a, b):
 
 
 @gluon.jit
-def _my_tile(turn):
-    """The number of this program's tile in its turn number `turn`.
+def _unit(unit, tiles_m, CAUSAL: gl.constexpr):
+    """The work that a program takes at a time -> head number, and the range of its query tiles.
 
-    Tiles are sorted from long to short; every other round runs backwards, so that no program gets the longest of all.
+    With a causal mask a short tile goes with a long one, first with last, second with last but one: every unit is then
+    the same work. Units of a head are neighbours, so that the programs share its K and V in the L2 cache.
     """
-    program, num_programs = gl.program_id(0), gl.num_programs(0)
-    return turn * num_programs + gl.where(turn % 2 == 0, program, num_programs - 1 - program)
+    units = (tiles_m + 1) // 2 if CAUSAL else tiles_m
+    pair = unit // units
+    first = unit % units
+    if CAUSAL:
+        stop = tiles_m - first
+        step = gl.maximum(tiles_m - 1 - 2 * first, 1)
+    else:
+        stop = first + 1
+        step = 1
+    return pair, first, stop, step
 
 
 @gluon.jit
-def _num_turns(num_tiles):
-    """This program's tiles: one a round, and perhaps one of the last round's."""
-    rounds = num_tiles // gl.num_programs(0)
-    return rounds + (_my_tile(rounds) < num_tiles).to(gl.int32)
-
-
-@gluon.jit
-def _place(tile, num_heads, num_pairs, tiles_m, span):
-    """Tile number -> (batch, head, query tile), the longest first.
-
-    Only `span` heads are worked on at a time, few enough that their K and V stay in the L2 cache.
-    """
-    first = tile // (span * tiles_m) * span
-    width = gl.minimum(span, num_pairs - first)
-    within = tile - first * tiles_m
-    pair = first + within % width
-    return pair // num_heads, pair % num_heads, tiles_m - 1 - within // width
+def _num_units(num_pairs, tiles_m, CAUSAL: gl.constexpr):
+    return num_pairs * ((tiles_m + 1) // 2 if CAUSAL else tiles_m)
 
 
 @gluon.jit
@@ -79,49 +72,52 @@ def _num_kv_tiles(tile_m, q_len, k_len, BLOCK_M: gl.constexpr, BLOCK_N: gl.const
 
 
 @gluon.jit
-def _load(desc, batch, row, head, ring, count):
-    """Ask for tile number `count` of a ring, once all groups have left the slot that it goes to."""
-    smem, full, empty = ring
+def _load(desc, batch, row, head, ring, count, free, step):
+    """Ask for tile `count` of a ring, once the groups have done step `step` less a ring's length."""
+    smem, full = ring
     STAGES: gl.constexpr = smem.shape[0]
     slot = count % STAGES
-    mbarrier.wait(empty.index(slot), (count // STAGES + 1) & 1)
+    mbarrier.wait(free.index(step % STAGES), (step // STAGES + 1) & 1)
     mbarrier.expect(full.index(slot), desc.block_type.nbytes)
     tma.async_copy_global_to_shared(desc, [batch, row, head, 0], full.index(slot), smem.index(slot))
 
 
 @gluon.jit
-def _produce(
-    descs, rings, problem, HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr
-):  # fmt: skip
+def _produce(descs, rings, q_free, free, problem, HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr):
     """The copying warp. KV tiles go from the last, which has the diagonal, to the first."""
     q_desc, k_desc, v_desc = descs
     q_ring, k_ring, v_ring = rings
-    q_smem, q_full, q_empty = q_ring
-    num_heads, num_pairs, tiles_m, span, q_len, k_len = problem
+    q_smem, q_full = q_ring
+    num_heads, num_pairs, tiles_m, q_len, k_len = problem
     GROUPS: gl.constexpr = q_smem.shape[0]
     BLOCK_M: gl.constexpr = ROWS * GROUPS
     BLOCK_N: gl.constexpr = k_desc.block_type.shape[1]
+    turn = 0
     count = 0
-    for turn in range(_num_turns(num_pairs * tiles_m)):
-        batch, head, tile_m = _place(_my_tile(turn), num_heads, num_pairs, tiles_m, span)
+    for unit in range(gl.program_id(0), _num_units(num_pairs, tiles_m, CAUSAL), gl.num_programs(0)):
+        pair, first, stop, step = _unit(unit, tiles_m, CAUSAL)
+        batch = pair // num_heads
+        head = pair % num_heads
         kv_head = head // HEADS_PER_KV
-        num_tiles = _num_kv_tiles(tile_m, q_len, k_len, BLOCK_M, BLOCK_N, CAUSAL)
-        row = (num_tiles - 1) * BLOCK_N
-        for group in gl.static_range(GROUPS):
-            mbarrier.wait(q_empty.index(group), (turn + 1) & 1)
-            mbarrier.expect(q_full.index(group), q_desc.block_type.nbytes)
-            tma.async_copy_global_to_shared(
-                q_desc, [batch, tile_m * BLOCK_M + group * ROWS, head, 0], q_full.index(group), q_smem.index(group)
-            )
-            if group == 0:
-                _load(k_desc, batch, row, kv_head, k_ring, count)
-        for _ in range(num_tiles - 1):  # in the order in which they are needed: K one tile ahead of V
-            _load(k_desc, batch, row - BLOCK_N, kv_head, k_ring, count + 1)
-            _load(v_desc, batch, row, kv_head, v_ring, count)
-            row -= BLOCK_N
+        for tile_m in range(first, stop, step):
+            num_tiles = _num_kv_tiles(tile_m, q_len, k_len, BLOCK_M, BLOCK_N, CAUSAL)
+            row = (num_tiles - 1) * BLOCK_N
+            for group in gl.static_range(GROUPS):
+                mbarrier.wait(q_free.index(group), (turn + 1) & 1)
+                mbarrier.expect(q_full.index(group), q_desc.block_type.nbytes)
+                tma.async_copy_global_to_shared(
+                    q_desc, [batch, tile_m * BLOCK_M + group * ROWS, head, 0], q_full.index(group), q_smem.index(group)
+                )
+                if group == 0:
+                    _load(k_desc, batch, row, kv_head, k_ring, count, free, count)
+            for _ in range(num_tiles - 1):  # in the order of need. Step i is done with K tile i and V tile i - 1
+                _load(k_desc, batch, row - BLOCK_N, kv_head, k_ring, count + 1, free, count + 1)
+                _load(v_desc, batch, row, kv_head, v_ring, count, free, count + 1)
+                row -= BLOCK_N
+                count += 1
+            _load(v_desc, batch, row, kv_head, v_ring, count, free, count + 1)
             count += 1
-        _load(v_desc, batch, row, kv_head, v_ring, count)
-        count += 1
+            turn += 1
 
 
 @gluon.jit
@@ -165,31 +161,23 @@ def _ask_output(p, ring, count, acc):
 
 
 @gluon.jit
-def _leave(ring, count):
-    """This group has read tile `count` of the ring."""
-    smem, empty = ring[0], ring[2]
-    STAGES: gl.constexpr = smem.shape[0]
-    mbarrier.arrive(empty.index(count % STAGES), count=1)
-
-
-@gluon.jit
 def _step(
-    acc, p, peak, total, q, k_ring, v_ring, turns, count, step, last_key, first_key, qk_scale,
+    acc, p, peak, total, q, k_ring, v_ring, free, turns, count, turn, last_key, first_key, qk_scale,
     GROUP: gl.constexpr, PING_PONG: gl.constexpr, MASKED: gl.constexpr,
 ):  # fmt: skip
     """The output of KV tile `count`, whose weights are p, beside the weights of KV tile count + 1."""
     GROUPS: gl.constexpr = turns.shape[0]
+    STAGES: gl.constexpr = free.shape[0]
     if PING_PONG:  # the groups take turns at the tensor cores, so that one's softmax meets the other's products
-        mbarrier.wait(turns.index(GROUP), step & 1)
+        mbarrier.wait(turns.index(GROUP), (count - turn) & 1)
     score = _ask_scores(q, k_ring, count + 1)
     acc = _ask_output(p, v_ring, count, acc)
     if PING_PONG:
         mbarrier.arrive(turns.index((GROUP + 1) % GROUPS), count=1)
     score = warpgroup_mma_wait(1, deps=[score])
-    _leave(k_ring, count + 1)
     p, alpha, peak, total = _softmax(score, qk_scale, peak, total, last_key, first_key, MASKED)
     acc = warpgroup_mma_wait(0, deps=[acc])
-    _leave(v_ring, count)
+    mbarrier.arrive(free.index((count + 1) % STAGES), count=1)  # K tile count + 1 and V tile `count` are done with
     acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, acc.type.layout))[:, None]
     return acc, p, peak, total
 
@@ -220,111 +208,119 @@ def _store(
 
 @gluon.jit
 def _compute(
-    rings, turns, outputs, problem, qk_scale, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, CAUSAL: gl.constexpr,
-    PING_PONG: gl.constexpr, HAS_LSE: gl.constexpr,
+    common, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, CAUSAL: gl.constexpr, PING_PONG: gl.constexpr,
+    HAS_LSE: gl.constexpr,
 ):  # fmt: skip
     """A computing group: rows GROUP * ROWS onwards of every tile of queries."""
+    rings, q_free, free, turns, outputs, problem, qk_scale = common
     q_ring, k_ring, v_ring = rings
     o_ptr, lse_ptr, stride_ob, stride_os, stride_oh, stride_lb, stride_lh = outputs
-    num_heads, num_pairs, tiles_m, span, q_len, k_len = problem
-    q_smem, q_full, q_empty = q_ring
+    num_heads, num_pairs, tiles_m, q_len, k_len = problem
+    q_smem, q_full = q_ring
     k_smem = k_ring[0]
     BLOCK_M: gl.constexpr = ROWS * q_smem.shape[0]
     BLOCK_N: gl.constexpr = k_smem.shape[2]
     DIM: gl.constexpr = k_smem.shape[4]
+    STAGES: gl.constexpr = free.shape[0]
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
     out_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DIM, 16])
     row_layout: gl.constexpr = gl.SliceLayout(1, score_layout)
     q = q_smem.index(GROUP).reshape([ROWS, DIM])
-    count = 0
-    for turn in range(_num_turns(num_pairs * tiles_m)):
-        batch, head, tile_m = _place(_my_tile(turn), num_heads, num_pairs, tiles_m, span)
-        num_tiles = _num_kv_tiles(tile_m, q_len, k_len, BLOCK_M, BLOCK_N, CAUSAL)
-        first_row = tile_m * BLOCK_M + GROUP * ROWS
-        row = first_row + gl.arange(0, ROWS, row_layout)
-        last_key = row * 0 + (k_len - 1)
-        whole = k_len // BLOCK_N  # KV tiles that all of this group's queries see
-        if CAUSAL:
-            last_key = gl.minimum(row + k_len - q_len, k_len - 1)
-            whole = gl.minimum(whole, gl.maximum(first_row + k_len - q_len + 1, 0) // BLOCK_N)
-        masked = gl.maximum(num_tiles - whole, 1)  # the first always, which costs little
-        first_key = (num_tiles - 1) * BLOCK_N
-        mbarrier.wait(q_full.index(GROUP), turn & 1)
-        score = warpgroup_mma_wait(0, deps=[_ask_scores(q, k_ring, count)])
-        _leave(k_ring, count)
-        peak = gl.full([ROWS], float("-inf"), gl.float32, row_layout)
-        total = gl.zeros([ROWS], gl.float32, row_layout)
-        p, _alpha, peak, total = _softmax(score, qk_scale, peak, total, last_key, first_key, True)
-        acc = gl.zeros([ROWS, DIM], gl.float32, out_layout)
-        for _ in range(masked - 1):
-            first_key -= BLOCK_N
-            acc, p, peak, total = _step(
-                acc, p, peak, total, q, k_ring, v_ring, turns, count, count - turn, last_key, first_key, qk_scale,
-                GROUP, PING_PONG, True,
-            )  # fmt: skip
+    turn = 0  # of query tiles
+    count = 0  # of KV tiles
+    for unit in range(gl.program_id(0), _num_units(num_pairs, tiles_m, CAUSAL), gl.num_programs(0)):
+        pair, first, stop, step = _unit(unit, tiles_m, CAUSAL)
+        batch = (pair // num_heads).to(gl.int64)
+        head = (pair % num_heads).to(gl.int64)
+        for tile_m in range(first, stop, step):
+            num_tiles = _num_kv_tiles(tile_m, q_len, k_len, BLOCK_M, BLOCK_N, CAUSAL)
+            first_row = tile_m * BLOCK_M + GROUP * ROWS
+            row = first_row + gl.arange(0, ROWS, row_layout)
+            last_key = row * 0 + (k_len - 1)
+            whole = k_len // BLOCK_N  # KV tiles that all of this group's queries see
+            if CAUSAL:
+                last_key = gl.minimum(row + k_len - q_len, k_len - 1)
+                whole = gl.minimum(whole, gl.maximum(first_row + k_len - q_len + 1, 0) // BLOCK_N)
+            masked = gl.maximum(num_tiles - whole, 1)  # the first always, which costs little
+            first_key = (num_tiles - 1) * BLOCK_N
+            mbarrier.wait(q_full.index(GROUP), turn & 1)
+            score = warpgroup_mma_wait(0, deps=[_ask_scores(q, k_ring, count)])
+            mbarrier.arrive(free.index(count % STAGES), count=1)
+            peak = gl.full([ROWS], float("-inf"), gl.float32, row_layout)
+            total = gl.zeros([ROWS], gl.float32, row_layout)
+            p, _alpha, peak, total = _softmax(score, qk_scale, peak, total, last_key, first_key, True)
+            acc = gl.zeros([ROWS, DIM], gl.float32, out_layout)
+            for _ in range(masked - 1):
+                first_key -= BLOCK_N
+                acc, p, peak, total = _step(
+                    acc, p, peak, total, q, k_ring, v_ring, free, turns, count, turn, last_key, first_key, qk_scale,
+                    GROUP, PING_PONG, True,
+                )  # fmt: skip
+                count += 1
+            for _ in range(num_tiles - masked):
+                first_key -= BLOCK_N
+                acc, p, peak, total = _step(
+                    acc, p, peak, total, q, k_ring, v_ring, free, turns, count, turn, last_key, first_key, qk_scale,
+                    GROUP, PING_PONG, False,
+                )  # fmt: skip
+                count += 1
+            mbarrier.arrive(q_free.index(GROUP), count=1)
+            acc = warpgroup_mma_wait(0, deps=[_ask_output(p, v_ring, count, acc)])
             count += 1
-        for _ in range(num_tiles - masked):
-            acc, p, peak, total = _step(
-                acc, p, peak, total, q, k_ring, v_ring, turns, count, count - turn, last_key, first_key, qk_scale,
-                GROUP, PING_PONG, False,
+            turn += 1
+            _store(
+                acc, peak, total, o_ptr + batch * stride_ob + head * stride_oh,
+                lse_ptr + batch * stride_lb + head * stride_lh if HAS_LSE else lse_ptr, row, first_row, q_len,
+                stride_os, HEAD_DIM, HAS_LSE,
             )  # fmt: skip
-            count += 1
-        mbarrier.arrive(q_empty.index(GROUP), count=1)
-        acc = warpgroup_mma_wait(0, deps=[_ask_output(p, v_ring, count, acc)])
-        _leave(v_ring, count)
-        count += 1
-        batch, head = batch.to(gl.int64), head.to(gl.int64)
-        _store(
-            acc, peak, total, o_ptr + batch * stride_ob + head * stride_oh,
-            lse_ptr + batch * stride_lb + head * stride_lh if HAS_LSE else lse_ptr, row, first_row, q_len, stride_os,
-            HEAD_DIM, HAS_LSE,
-        )  # fmt: skip
 
 
 @gluon.jit
-def _ring(dtype: gl.constexpr, SLOTS: gl.constexpr, desc, READERS: gl.constexpr):
-    """Shared memory for SLOTS tiles of desc's shape, and the barriers of who filled and who left each."""
-    shape: gl.constexpr = [SLOTS] + desc.block_type.shape  # noqa: RUF005 - no stars in a kernel
-    smem = gl.allocate_shared_memory(dtype, shape, desc.layout)
-    full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+def _barriers(SLOTS: gl.constexpr, ARRIVALS: gl.constexpr):
+    """SLOTS barriers, each of which ARRIVALS arrivals complete."""
+    barriers = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(SLOTS):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=READERS)
-    return smem, full, empty
+        mbarrier.init(barriers.index(i), count=ARRIVALS)
+    return barriers
 
 
-@gluon.jit(do_not_specialize=["num_heads", "num_pairs", "tiles_m", "span", "q_len", "k_len", "stride_lb", "stride_lh"])
+@gluon.jit
+def _ring(SLOTS: gl.constexpr, desc):
+    """Shared memory for SLOTS tiles of desc's shape, and the barriers that say that a slot is full."""
+    shape: gl.constexpr = [SLOTS] + desc.block_type.shape  # noqa: RUF005 - no stars in a kernel
+    return gl.allocate_shared_memory(desc.dtype, shape, desc.layout), _barriers(SLOTS, 1)
+
+
+@gluon.jit(do_not_specialize=["num_heads", "num_pairs", "tiles_m", "q_len", "k_len", "stride_lb", "stride_lh"])
 def _hopper_kernel(
     q_desc, k_desc, v_desc, o_ptr, lse_ptr, stride_ob, stride_os, stride_oh, stride_lb, stride_lh, qk_scale,
-    num_heads, num_pairs, tiles_m, span, q_len, k_len, HEAD_DIM: gl.constexpr, HEADS_PER_KV: gl.constexpr,
-    GROUPS: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, PING_PONG: gl.constexpr, HAS_LSE: gl.constexpr,
+    num_heads, num_pairs, tiles_m, q_len, k_len, HEAD_DIM: gl.constexpr, HEADS_PER_KV: gl.constexpr,
+    GROUPS: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, PING_PONG: gl.constexpr,
+    HAS_LSE: gl.constexpr,
 ):  # fmt: skip
-    """Program = one SM, walking over tiles of GROUPS * ROWS queries of one head.
+    """Program = one SM, walking over tiles of GROUPS * ROWS queries of one of the num_pairs = batch * num_heads heads.
 
-    num_pairs = batch * num_heads; span: how many of them are worked on at a time. 4 * q_len * k_len * head_dim FLOPs
-    per head, half of it if CAUSAL.
+    4 * q_len * k_len * DIM FLOPs per head, half of it if CAUSAL. DIM, a power of two: what is beyond HEAD_DIM is zeros.
     """
-    q_ring = _ring(q_desc.dtype, GROUPS, q_desc, 1)
-    k_ring = _ring(k_desc.dtype, STAGES, k_desc, GROUPS)
-    v_ring = _ring(v_desc.dtype, STAGES, v_desc, GROUPS)
-    turns = gl.allocate_shared_memory(gl.int64, [GROUPS, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(GROUPS):
-        mbarrier.init(turns.index(i), count=1)
+    descs = (q_desc, k_desc, v_desc)
+    rings = (_ring(GROUPS, q_desc), _ring(STAGES, k_desc), _ring(STAGES, v_desc))
+    q_free = _barriers(GROUPS, 1)
+    free = _barriers(STAGES, GROUPS)
+    turns = _barriers(GROUPS, 1)
     fence_async_shared()
     if PING_PONG:
         mbarrier.arrive(turns.index(0), count=1)
-    descs = (q_desc, k_desc, v_desc)
-    rings = (q_ring, k_ring, v_ring)
     outputs = (o_ptr, lse_ptr, stride_ob, stride_os, stride_oh, stride_lb, stride_lh)
-    problem = (num_heads, num_pairs, tiles_m, span, q_len, k_len)
+    problem = (num_heads, num_pairs, tiles_m, q_len, k_len)
+    copying = (descs, rings, q_free, free, problem, HEADS_PER_KV, CAUSAL)
+    common = (rings, q_free, free, turns, outputs, problem, qk_scale)
     # Registers a thread: the copying warp gives up most of its own, so that scores and outputs fit the others'.
     if GROUPS == 2:
         gl.warp_specialize(
             [
-                (_compute, (rings, turns, outputs, problem, qk_scale, 0, HEAD_DIM, CAUSAL, PING_PONG, HAS_LSE)),
-                (_compute, (rings, turns, outputs, problem, qk_scale, 1, HEAD_DIM, CAUSAL, PING_PONG, HAS_LSE)),
-                (_produce, (descs, rings, problem, HEADS_PER_KV, CAUSAL)),
+                (_compute, (common, 0, HEAD_DIM, CAUSAL, PING_PONG, HAS_LSE)),
+                (_compute, (common, 1, HEAD_DIM, CAUSAL, PING_PONG, HAS_LSE)),
+                (_produce, copying),
             ],
             [4, 1],
             [240, 24],
@@ -332,10 +328,10 @@ def _hopper_kernel(
     else:
         gl.warp_specialize(
             [
-                (_compute, (rings, turns, outputs, problem, qk_scale, 0, HEAD_DIM, CAUSAL, PING_PONG, HAS_LSE)),
-                (_compute, (rings, turns, outputs, problem, qk_scale, 1, HEAD_DIM, CAUSAL, PING_PONG, HAS_LSE)),
-                (_compute, (rings, turns, outputs, problem, qk_scale, 2, HEAD_DIM, CAUSAL, PING_PONG, HAS_LSE)),
-                (_produce, (descs, rings, problem, HEADS_PER_KV, CAUSAL)),
+                (_compute, (common, 0, HEAD_DIM, CAUSAL, PING_PONG, HAS_LSE)),
+                (_compute, (common, 1, HEAD_DIM, CAUSAL, PING_PONG, HAS_LSE)),
+                (_compute, (common, 2, HEAD_DIM, CAUSAL, PING_PONG, HAS_LSE)),
+                (_produce, copying),
             ],
             [4, 4, 1],
             [160, 160, 32],
@@ -388,11 +384,10 @@ def launch(
     plan = plan or plan_for(head_dim)
     tiles_m = triton.cdiv(q_len, plan.groups * ROWS.value)
     programs = torch.cuda.get_device_properties(q.device).multi_processor_count
-    kv_bytes = 2 * k.shape[1] * head_dim * k.element_size() * k.shape[2] // num_heads  # per query head
     _hopper_kernel[(min(programs, batch * num_heads * tiles_m),)](
         *(_descriptor(x, rows) for x, rows in ((q, ROWS.value), (k, plan.block_n), (v, plan.block_n))),
         out, lse, *out.stride()[:3], *(lse.stride()[:2] if lse is not None else (0, 0)), scale * LOG2_E,
-        num_heads, batch * num_heads, tiles_m, max(1, L2_BYTES // kv_bytes), q_len, k.shape[1],
+        num_heads, batch * num_heads, tiles_m, q_len, k.shape[1],
         HEAD_DIM=head_dim, HEADS_PER_KV=num_heads // k.shape[2], GROUPS=plan.groups, STAGES=plan.stages, CAUSAL=causal,
         PING_PONG=plan.ping_pong, HAS_LSE=lse is not None, num_warps=4,
     )  # fmt: skip
