@@ -354,8 +354,8 @@ class Plan:
 
 def plan_for(head_dim: int) -> Plan:
     """The launch that was fastest on an H200."""
-    if head_dim == 64:
-        return Plan(block_n=128, groups=2, stages=3, ping_pong=False)
+    if head_dim == 64:  # less to multiply for as many exponentials: a third group hides more of them
+        return Plan(block_n=64, groups=3, stages=4, ping_pong=True)
     return Plan(block_n=128 if head_dim <= 128 else 64, groups=2, stages=2, ping_pong=False)
 
 
@@ -371,8 +371,14 @@ def unsupported(q: torch.Tensor, k: torch.Tensor, packed: bool) -> str | None:
 
 
 def faster(q: torch.Tensor, k: torch.Tensor) -> bool:
-    """Whether this kernel beat kernels.flash_attention's on an H200 where both can run."""
-    return q.shape[1] >= 512
+    """Whether this kernel beat kernels.flash_attention's on an H200 where both can run.
+
+    Not with narrow heads, where exponentials and not the tensor cores are the limit, nor where its large tiles of
+    queries are too few for all SMs.
+    """
+    batch, q_len, num_heads, head_dim = q.shape
+    programs = torch.cuda.get_device_properties(q.device).multi_processor_count
+    return head_dim > 64 and batch * num_heads * triton.cdiv(q_len, 2 * ROWS.value) >= programs
 
 
 def launch(

@@ -131,15 +131,13 @@ class Plan:
     num_stages: int
 
 
-def plan_for(head_dim: int, element_size: int, rows: int) -> Plan:
-    """The launch that was fastest on an H200 (sm_90) with 16-bit elements. rows: of a KV head in a sequence."""
+def plan_for(head_dim: int, element_size: int) -> Plan:
+    """The launch that was fastest on an H200 (sm_90) with 16-bit elements."""
     if element_size > 2:
         return Plan(32, 32, num_warps=4, num_stages=2)
-    if rows <= 64:
-        return Plan(64, 64, num_warps=4, num_stages=3 if head_dim <= 128 else 2)
     if head_dim > 128:
         return Plan(128, 64, num_warps=8, num_stages=2)
-    return Plan(128, 64, num_warps=8, num_stages=3)
+    return Plan(64, 64, num_warps=4, num_stages=2)
 
 
 def paged_prefill(
@@ -177,7 +175,7 @@ def paged_prefill(
     if num_tokens == 0:
         return out
     group = num_heads // num_kv_heads
-    plan = plan_for(head_dim, q.element_size(), num_tokens * group // num_seqs)
+    plan = plan_for(head_dim, q.element_size())
     block_m = max(plan.block_m, triton.next_power_of_2(group))
     tiles = num_tokens // (block_m // group) + num_seqs
     scale = head_dim**-0.5 if scale is None else scale
