@@ -373,12 +373,13 @@ def unsupported(q: torch.Tensor, k: torch.Tensor, packed: bool) -> str | None:
 def faster(q: torch.Tensor, k: torch.Tensor) -> bool:
     """Whether this kernel beat kernels.flash_attention's on an H200 where both can run.
 
-    Not with narrow heads, where exponentials and not the tensor cores are the limit, nor where its large tiles of
-    queries are too few for all SMs.
+    Not with narrow heads, where exponentials and not the tensor cores are the limit; nor with few keys, which give the
+    pipeline no time to fill; nor where its large tiles of queries are too few for all SMs.
     """
     batch, q_len, num_heads, head_dim = q.shape
     programs = torch.cuda.get_device_properties(q.device).multi_processor_count
-    return head_dim > 64 and batch * num_heads * triton.cdiv(q_len, 2 * ROWS.value) >= programs
+    tiles = batch * num_heads * triton.cdiv(q_len, 2 * ROWS.value)
+    return head_dim > 64 and k.shape[1] >= 512 and tiles >= programs
 
 
 def launch(

@@ -36,7 +36,7 @@ def quoted(sentence):
 def test_an_evidence_file_is_in_the_format_and_named_after_what_it_holds(path):
     found = evidence.load(path)
     assert path.name == found.file_name
-    assert found.rows and len({row.case for row in found.rows}) == len(found.rows)
+    assert found.rows and len({(row.case, row.variant) for row in found.rows}) == len(found.rows)
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", found.date)
     assert {"python", "torch", "triton"} <= found.versions.keys()
     for row in found.rows:

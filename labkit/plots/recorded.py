@@ -64,12 +64,16 @@ def _chart(run: dict[str, Any], most: int) -> Figure:
         axes.axvline(1, color=INK, linewidth=1)
         axes.set_xscale("log")
         _ratio_ticks(axes)
-        axes.set_yticks(range(len(worst)), [row["case"] for row in worst], fontsize=8)
+        axes.set_yticks(range(len(worst)), [_label(row) for row in worst], fontsize=8)
         axes.set(ylim=(len(worst) - 0.4, -0.6), xlabel="how many times as fast as the peer")
         shown = f"the {len(worst)} worst of {len(rows)} cases" if len(worst) < len(rows) else f"{len(rows)} cases"
         made.suptitle(f"{run['benchmark']} on {run['gpu']}: {shown}", fontsize=11, fontweight="bold")
         made.legend(loc="outside lower center", ncols=min(len(peers), 4), fontsize=9)
     return made
+
+
+def _label(row: dict[str, Any]) -> str:
+    return f"{row['case']} ({row['variant']})" if "variant" in row else row["case"]
 
 
 def _ratio_ticks(axes: Any) -> None:
