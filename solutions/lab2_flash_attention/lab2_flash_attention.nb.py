@@ -19,8 +19,10 @@
 # measured by what they ask for. With a GPU, the same checks run on it.
 
 # %% readonly="setup"
+import json
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -29,7 +31,7 @@ import triton
 import triton.language as tl
 
 import labkit
-from labkit import compiled, device, meter, plots, tilewalk, widgets
+from labkit import compiled, device, meter, plots, races, tilewalk, widgets
 from labkit.trials import Trial, Verdicts
 
 DEVICE = device.name()
@@ -740,6 +742,24 @@ except NotImplementedError:
     print("solve questions 12 and 13 first")
 
 # %% [markdown]
+# The compiler can count too: Gluon, Triton's lower level, names both layouts, which thread holds which element and where each element
+# lies. Below, the transposed read of a 64 by 64 tile of fp16 as it is compiled for sm_80. The middle line is the layout that Triton picks for
+# you.
+
+# %%
+try:
+    from triton.experimental.gluon import language as gl
+
+    from labkit import bank_conflicts
+
+    transposed = gl.BlockedLayout([1, 1], [32, 1], [2, 2], [0, 1])  # lane i reads element (i, j) of a column
+    for name, vec, max_phase in (("not swizzled", 1, 1), ("vec 8, max_phase 8", 8, 8), ("vec 1, max_phase 32", 1, 32)):
+        shared = gl.SwizzledSharedLayout(vec=vec, per_phase=1, max_phase=max_phase, order=[1, 0])
+        print(f"{name:<20} {bank_conflicts.count_conflicts(transposed, shared, (64, 64)):>2} conflicts")
+except ImportError as error:
+    print(f"not here: {error}")
+
+# %% [markdown]
 # ## Bug hunt: five faults, five tools
 #
 # Each kernel below is in the state in which a colleague left it: its tests pass. Each has one fault, which a different tool shows. Find it, then
@@ -1008,7 +1028,49 @@ def read_race(rows: list[dict], peer: str) -> tuple[float, str, float]:
 # <details><summary>Hint 2: the idea</summary>One ratio a row, turned so that above 1 is good; then mean of logs, and minimum.</details>
 # <details><summary>Hint 3: the shape of the code</summary>A dictionary from case to ratio; refuse if empty; <code>exp(mean(log))</code>;
 # <code>min</code> by value.</details>
-#
+
+
+# %%
+def race_here() -> races.Race:
+    """Your causal kernel beside PyTorch's backends, each named: what SDPA picks by default differs from GPU to GPU."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    q, k, v = (torch.randn(4096, 16, 64, dtype=torch.float16, device="cuda") for _ in "qkv")
+    packed = [x.transpose(0, 1)[None] for x in (q, k, v)]
+
+    def sdpa(backend):
+        with sdpa_kernel(backend):
+            return torch.nn.functional.scaled_dot_product_attention(*packed, is_causal=True)
+
+    contestants = {"yours": lambda: flash_causal(q, k, v, 0.125, 128, 64)}
+    for name, backend in (("FlashAttention 2", SDPBackend.FLASH_ATTENTION), ("cuDNN", SDPBackend.CUDNN_ATTENTION)):
+        contestants[name] = lambda backend=backend: sdpa(backend)
+    return races.race(contestants, baseline="FlashAttention 2")
+
+
+def recorded_race(benchmark: str = "flash_attention") -> list[dict]:
+    """The rows of the run recorded on an NVIDIA H200."""
+    return json.loads((Path(labkit.__file__).parent / "evidence" / f"{benchmark}.nvidia-h200.json").read_text())["rows"]
+
+
+try:
+    if device.tier() == "cuda":
+        raced = race_here()
+        print(raced)
+        plots.race_chart(raced)
+        plt.show()
+    else:
+        for variant in ("tl", "hopper"):
+            rows = [row for row in recorded_race() if row["variant"] == variant]
+            for peer in sorted({peer for row in rows for peer in row["peers"]}):
+                mean, worst, ratio = read_race(rows, peer)
+                print(
+                    f"{variant:<7}against {peer:<10}{mean:5.2f}x on the geometric mean, {ratio:.2f}x at worst: {worst}"
+                )
+except NotImplementedError:
+    print("solve question 19 first" if device.tier() != "cuda" else "solve question 5 first")
+
+# %% [markdown]
 # ## 20. A tour of Hopper, with one exercise
 #
 # `kernels/flash_attention_hopper.py` computes the same thing on a Hopper GPU with three more ideas. **TMA**: a copy engine moves whole tiles
