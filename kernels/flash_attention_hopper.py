@@ -17,69 +17,25 @@ import torch
 import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from kernels.hopper_parts import (
+    ROWS,
+    ask_output,
+    ask_scores,
+    load_tile,
+    make_barriers,
+    make_ring,
+    num_kv_tiles,
+    num_units,
+    softmax,
+    store_tile,
+    unit_of,
+)
 from kernels.validate import tma_strides
 
-ROWS = gl.constexpr(64)  # queries of a warp group: the M of one WGMMA
-LN_2 = gl.constexpr(0.6931471805599453)
 LOG2_E = 1.4426950408889634
-
-
-@gluon.jit
-def _cdiv(a, b):
-    return (a + b - 1) // b
-
-
-@gluon.jit
-def _unit(unit, tiles_m, CAUSAL: gl.constexpr):
-    """The work that a program takes at a time -> head number, and the range of its query tiles.
-
-    With a causal mask a short tile goes with a long one, first with last, second with last but one: every unit is then
-    the same work. Units of a head are neighbours, so that the programs share its K and V in the L2 cache.
-    """
-    units = (tiles_m + 1) // 2 if CAUSAL else tiles_m
-    pair = unit // units
-    first = unit % units
-    if CAUSAL:
-        stop = tiles_m - first
-        step = gl.maximum(tiles_m - 1 - 2 * first, 1)
-    else:
-        stop = first + 1
-        step = 1
-    return pair, first, stop, step
-
-
-@gluon.jit
-def _num_units(num_pairs, tiles_m, CAUSAL: gl.constexpr):
-    return num_pairs * ((tiles_m + 1) // 2 if CAUSAL else tiles_m)
-
-
-@gluon.jit
-def _num_kv_tiles(tile_m, q_len, k_len, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, CAUSAL: gl.constexpr):
-    """KV tiles that some query of the tile sees; at least one, so that rows without keys get their zeros written."""
-    end = k_len
-    if CAUSAL:
-        end = gl.minimum(k_len, (tile_m + 1) * BLOCK_M + k_len - q_len)
-    return gl.maximum(_cdiv(gl.maximum(end, 0), BLOCK_N), 1)
-
-
-@gluon.jit
-def _load(desc, batch, row, head, ring, count, free, step):
-    """Ask for tile `count` of a ring, once the groups have done step `step` less a ring's length."""
-    smem, full = ring
-    STAGES: gl.constexpr = smem.shape[0]
-    slot = count % STAGES
-    mbarrier.wait(free.index(step % STAGES), (step // STAGES + 1) & 1)
-    mbarrier.expect(full.index(slot), desc.block_type.nbytes)
-    tma.async_copy_global_to_shared(desc, [batch, row, head, 0], full.index(slot), smem.index(slot))
 
 
 @gluon.jit
@@ -94,13 +50,13 @@ def _produce(descs, rings, q_free, free, problem, HEADS_PER_KV: gl.constexpr, CA
     BLOCK_N: gl.constexpr = k_desc.block_type.shape[1]
     turn = 0
     count = 0
-    for unit in range(gl.program_id(0), _num_units(num_pairs, tiles_m, CAUSAL), gl.num_programs(0)):
-        pair, first, stop, step = _unit(unit, tiles_m, CAUSAL)
+    for unit in range(gl.program_id(0), num_units(num_pairs, tiles_m, CAUSAL), gl.num_programs(0)):
+        pair, first, stop, step = unit_of(unit, tiles_m, CAUSAL)
         batch = pair // num_heads
         head = pair % num_heads
         kv_head = head // HEADS_PER_KV
         for tile_m in range(first, stop, step):
-            num_tiles = _num_kv_tiles(tile_m, q_len, k_len, BLOCK_M, BLOCK_N, CAUSAL)
+            num_tiles = num_kv_tiles(tile_m, q_len, k_len, BLOCK_M, BLOCK_N, CAUSAL)
             row = (num_tiles - 1) * BLOCK_N
             for group in gl.static_range(GROUPS):
                 mbarrier.wait(q_free.index(group), (turn + 1) & 1)
@@ -109,55 +65,15 @@ def _produce(descs, rings, q_free, free, problem, HEADS_PER_KV: gl.constexpr, CA
                     q_desc, [batch, tile_m * BLOCK_M + group * ROWS, head, 0], q_full.index(group), q_smem.index(group)
                 )
                 if group == 0:
-                    _load(k_desc, batch, row, kv_head, k_ring, count, free, count)
+                    load_tile(k_desc, batch, row, kv_head, k_ring, count, free, count)
             for _ in range(num_tiles - 1):  # in the order of need. Step i is done with K tile i and V tile i - 1
-                _load(k_desc, batch, row - BLOCK_N, kv_head, k_ring, count + 1, free, count + 1)
-                _load(v_desc, batch, row, kv_head, v_ring, count, free, count + 1)
+                load_tile(k_desc, batch, row - BLOCK_N, kv_head, k_ring, count + 1, free, count + 1)
+                load_tile(v_desc, batch, row, kv_head, v_ring, count, free, count + 1)
                 row -= BLOCK_N
                 count += 1
-            _load(v_desc, batch, row, kv_head, v_ring, count, free, count + 1)
+            load_tile(v_desc, batch, row, kv_head, v_ring, count, free, count + 1)
             count += 1
             turn += 1
-
-
-@gluon.jit
-def _softmax(score, qk_scale, peak, total, last_key, first_key, MASKED: gl.constexpr):
-    """kernels.flash_attention.softmax_step, with the mask."""
-    BLOCK_N: gl.constexpr = score.shape[1]
-    if MASKED:
-        key = first_key + gl.arange(0, BLOCK_N, gl.SliceLayout(0, score.type.layout))
-        score = gl.where(key[None, :] <= last_key[:, None], score, float("-inf"))
-    new_peak = gl.maximum(peak, gl.max(score, 1) * qk_scale)  # (ROWS,)
-    shift = new_peak
-    if MASKED:
-        shift = gl.where(new_peak == float("-inf"), 0.0, new_peak)
-    p = gl.exp2(score * qk_scale - shift[:, None])  # (ROWS, BLOCK_N)
-    alpha = gl.exp2(peak - shift)
-    return p, alpha, new_peak, total * alpha + gl.sum(p, 1)
-
-
-@gluon.jit
-def _ask_scores(q, ring, count):
-    """Start q times the transpose of KV tile `count` once it has come; gives what to wait for, (ROWS, BLOCK_N)."""
-    smem, full = ring[0], ring[1]
-    BLOCK_N: gl.constexpr = smem.shape[2]
-    STAGES: gl.constexpr = smem.shape[0]
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-    slot = count % STAGES
-    mbarrier.wait(full.index(slot), (count // STAGES) & 1)
-    k = smem.index(slot).reshape([BLOCK_N, smem.shape[4]]).permute((1, 0))
-    return warpgroup_mma(q, k, gl.zeros([ROWS, BLOCK_N], gl.float32, layout), use_acc=False, is_async=True)
-
-
-@gluon.jit
-def _ask_output(p, ring, count, acc):
-    """Start acc + p times V tile `count` once it has come; gives what to wait for, (ROWS, DIM)."""
-    smem, full = ring[0], ring[1]
-    STAGES: gl.constexpr = smem.shape[0]
-    slot = count % STAGES
-    operand = gl.convert_layout(p.to(smem.dtype), gl.DotOperandLayout(0, acc.type.layout, 2))  # moves no data
-    mbarrier.wait(full.index(slot), (count // STAGES) & 1)
-    return warpgroup_mma(operand, smem.index(slot).reshape([smem.shape[2], smem.shape[4]]), acc, is_async=True)
 
 
 @gluon.jit
@@ -170,40 +86,16 @@ def _step(
     STAGES: gl.constexpr = free.shape[0]
     if PING_PONG:  # the groups take turns at the tensor cores, so that one's softmax meets the other's products
         mbarrier.wait(turns.index(GROUP), (count - turn) & 1)
-    score = _ask_scores(q, k_ring, count + 1)
-    acc = _ask_output(p, v_ring, count, acc)
+    score = ask_scores(q, k_ring, count + 1)
+    acc = ask_output(p, v_ring, count, acc)
     if PING_PONG:
         mbarrier.arrive(turns.index((GROUP + 1) % GROUPS), count=1)
     score = warpgroup_mma_wait(1, deps=[score])
-    p, alpha, peak, total = _softmax(score, qk_scale, peak, total, last_key, first_key, MASKED)
+    p, alpha, peak, total = softmax(score, qk_scale, peak, total, last_key, first_key, MASKED)
     acc = warpgroup_mma_wait(0, deps=[acc])
     mbarrier.arrive(free.index((count + 1) % STAGES), count=1)  # K tile count + 1 and V tile `count` are done with
     acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, acc.type.layout))[:, None]
     return acc, p, peak, total
-
-
-@gluon.jit
-def _store(
-    acc, peak, total, o_ptr, lse_ptr, row, first_row, q_len, stride_os, HEAD_DIM: gl.constexpr, HAS_LSE: gl.constexpr
-):
-    """Divide and write the rows below q_len. acc: (ROWS, DIM). row, peak, total: (ROWS,)."""
-    DIM: gl.constexpr = acc.shape[1]
-    # Whole rows for coalesced stores, unless shared memory has no room for the exchange that takes.
-    rows: gl.constexpr = gl.BlockedLayout([1, 8], [max(256 // DIM, 1), min(DIM // 8, 32)], [4, 1], [1, 0])
-    layout: gl.constexpr = rows if DIM <= 128 else acc.type.layout
-    divisor = gl.where(total == 0.0, 1.0, total)
-    factor = gl.convert_layout(1.0 / divisor, gl.SliceLayout(1, acc.type.layout))
-    o = gl.convert_layout((acc * factor[:, None]).to(o_ptr.dtype.element_ty), layout)
-    o_row = first_row + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
-    dim = gl.arange(0, DIM, gl.SliceLayout(0, layout))
-    place = o_ptr + o_row.to(gl.int64)[:, None] * stride_os + dim[None, :]
-    live = (o_row < q_len)[:, None]
-    if HEAD_DIM < DIM:
-        live = live & (dim < HEAD_DIM)[None, :]
-    gl.store(place, o, mask=live)
-    if HAS_LSE:
-        lse = gl.where(total == 0.0, float("-inf"), (peak + gl.log2(divisor)) * LN_2)
-        gl.store(lse_ptr + row, lse, mask=row < q_len)
 
 
 @gluon.jit
@@ -228,12 +120,12 @@ def _compute(
     q = q_smem.index(GROUP).reshape([ROWS, DIM])
     turn = 0  # of query tiles
     count = 0  # of KV tiles
-    for unit in range(gl.program_id(0), _num_units(num_pairs, tiles_m, CAUSAL), gl.num_programs(0)):
-        pair, first, stop, step = _unit(unit, tiles_m, CAUSAL)
+    for unit in range(gl.program_id(0), num_units(num_pairs, tiles_m, CAUSAL), gl.num_programs(0)):
+        pair, first, stop, step = unit_of(unit, tiles_m, CAUSAL)
         batch = (pair // num_heads).to(gl.int64)
         head = (pair % num_heads).to(gl.int64)
         for tile_m in range(first, stop, step):
-            num_tiles = _num_kv_tiles(tile_m, q_len, k_len, BLOCK_M, BLOCK_N, CAUSAL)
+            num_tiles = num_kv_tiles(tile_m, q_len, k_len, BLOCK_M, BLOCK_N, CAUSAL)
             first_row = tile_m * BLOCK_M + GROUP * ROWS
             row = first_row + gl.arange(0, ROWS, row_layout)
             last_key = row * 0 + (k_len - 1)
@@ -244,11 +136,11 @@ def _compute(
             masked = gl.maximum(num_tiles - whole, 1)  # the first always, which costs little
             first_key = (num_tiles - 1) * BLOCK_N
             mbarrier.wait(q_full.index(GROUP), turn & 1)
-            score = warpgroup_mma_wait(0, deps=[_ask_scores(q, k_ring, count)])
+            score = warpgroup_mma_wait(0, deps=[ask_scores(q, k_ring, count)])
             mbarrier.arrive(free.index(count % STAGES), count=1)
             peak = gl.full([ROWS], float("-inf"), gl.float32, row_layout)
             total = gl.zeros([ROWS], gl.float32, row_layout)
-            p, _alpha, peak, total = _softmax(score, qk_scale, peak, total, last_key, first_key, True)
+            p, _alpha, peak, total = softmax(score, qk_scale, peak, total, last_key, first_key, True)
             acc = gl.zeros([ROWS, DIM], gl.float32, out_layout)
             for _ in range(masked - 1):
                 first_key -= BLOCK_N
@@ -265,30 +157,14 @@ def _compute(
                 )  # fmt: skip
                 count += 1
             mbarrier.arrive(q_free.index(GROUP), count=1)
-            acc = warpgroup_mma_wait(0, deps=[_ask_output(p, v_ring, count, acc)])
+            acc = warpgroup_mma_wait(0, deps=[ask_output(p, v_ring, count, acc)])
             count += 1
             turn += 1
-            _store(
+            store_tile(
                 acc, peak, total, o_ptr + batch * stride_ob + head * stride_oh,
                 lse_ptr + batch * stride_lb + head * stride_lh if HAS_LSE else lse_ptr, row, first_row, q_len,
                 stride_os, HEAD_DIM, HAS_LSE,
             )  # fmt: skip
-
-
-@gluon.jit
-def _barriers(SLOTS: gl.constexpr, ARRIVALS: gl.constexpr):
-    """SLOTS barriers, each of which ARRIVALS arrivals complete."""
-    barriers = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(SLOTS):
-        mbarrier.init(barriers.index(i), count=ARRIVALS)
-    return barriers
-
-
-@gluon.jit
-def _ring(SLOTS: gl.constexpr, desc):
-    """Shared memory for SLOTS tiles of desc's shape, and the barriers that say that a slot is full."""
-    shape: gl.constexpr = [SLOTS] + desc.block_type.shape  # noqa: RUF005 - no stars in a kernel
-    return gl.allocate_shared_memory(desc.dtype, shape, desc.layout), _barriers(SLOTS, 1)
 
 
 @gluon.jit(do_not_specialize=["num_heads", "num_pairs", "tiles_m", "q_len", "k_len", "stride_lb", "stride_lh"])
@@ -303,10 +179,10 @@ def _hopper_kernel(
     4 * q_len * k_len * DIM FLOPs per head, half of it if CAUSAL. DIM, a power of two: what is beyond HEAD_DIM is zeros.
     """
     descs = (q_desc, k_desc, v_desc)
-    rings = (_ring(GROUPS, q_desc), _ring(STAGES, k_desc), _ring(STAGES, v_desc))
-    q_free = _barriers(GROUPS, 1)
-    free = _barriers(STAGES, GROUPS)
-    turns = _barriers(GROUPS, 1)
+    rings = (make_ring(GROUPS, q_desc), make_ring(STAGES, k_desc), make_ring(STAGES, v_desc))
+    q_free = make_barriers(GROUPS, 1)
+    free = make_barriers(STAGES, GROUPS)
+    turns = make_barriers(GROUPS, 1)
     fence_async_shared()
     if PING_PONG:
         mbarrier.arrive(turns.index(0), count=1)
