@@ -149,7 +149,7 @@ def _check(cells: list[Cell], question: str, timeout: float) -> Verdict:
 
 
 def _status(earned: float, possible: float, said: str) -> str:
-    from labkit.checks.contract import NOT_SOLVED
+    from labkit.checks.running import NOT_SOLVED
 
     if earned == possible:
         return "passed"

@@ -24,7 +24,7 @@ from labkit.checks import (
     require,
     score,
 )
-from labkit.checks.contract import MAX_MESSAGE, NOT_SOLVED
+from labkit.checks.running import MAX_MESSAGE, NOT_SOLVED
 
 
 @pytest.fixture

@@ -1,13 +1,13 @@
 """Public checks of lab 1, PagedAttention."""
 
-from labkit.checks.lab1_paged_attention import allocator, attention, hunts, prefix, sizes
+from labkit.checks.lab1_paged_attention import allocator, attention, hunts, prefix, sharing, sizes
 
 QUESTIONS = [
     *sizes.QUESTIONS[:3],
-    *allocator.QUESTIONS[:2],
+    *allocator.QUESTIONS,
     *attention.QUESTIONS,
     *prefix.QUESTIONS,
-    *allocator.QUESTIONS[2:],
+    *sharing.QUESTIONS,
     *sizes.QUESTIONS[3:],
     *hunts.QUESTIONS,
 ]
