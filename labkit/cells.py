@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import faulthandler
 import functools
 import io
 import json
@@ -237,6 +238,7 @@ def forked(work: Callable[[], Any], timeout: float) -> Any:
         null = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(null, stream)
+        faulthandler.disable()  # pytest's would print this process's crash into the parent's output
         sys.stdin = open(0)  # noqa: SIM115  (the parent's may hold a terminal)
         sender.send(work())
         sender.close()
