@@ -62,6 +62,22 @@ def test_the_quoted_ratios_follow_from_the_rows(rows, variant, peer, title):
     assert quoted(title)[:4] == pytest.approx(expected, abs=6e-4)
 
 
+@pytest.mark.parametrize(
+    "variant, peer, line",
+    [
+        ("tl", "fa2", "| `tl`, readable in one sitting | FlashAttention 2 |"),
+        ("tl", "cudnn", "| `tl` | cuDNN |"),
+        ("hopper", "fa3", "| Gluon for Hopper: TMA, warp specialisation | FlashAttention 3 |"),
+        ("hopper", "cudnn", "| Gluon for Hopper | cuDNN |"),
+    ],
+)
+def test_the_table_of_the_readme_follows_from_the_rows(rows, variant, peer, line):
+    text = (evidence.FOLDER.parents[1] / "README.md").read_text(encoding="utf-8")
+    [said] = [row for row in text.splitlines() if row.startswith(line)]
+    means = [mean(speedups(rows, variant, peer, mask)) for mask in ("full", "causal")]
+    assert said == f"{line} {means[0]:.3f}x | {means[1]:.3f}x |"
+
+
 def test_the_quoted_worst_rows_are_the_worst(rows):
     found = best(rows)
     groups = {name: [v for case, v in found.items() if case.startswith(name)] for name in ("paged", "packed")}
