@@ -22,34 +22,40 @@ from typing import Any
 
 import numpy as np
 
+from grading.enclosed import enclosed
 from labkit.checks import Failed, require
 
 __all__ = ["Failed", "Remote", "Verdict", "find_mark", "hidden_check", "require", "run_hidden"]
 
 MARK = re.compile(r"^\s*# blackbox: (\w+):(\w+)\s*$", re.MULTILINE)
 
-# Runs in the student's process. Names start with _bb_ so that they do not meet the student's.
+# Runs in the student's process, enclosed. The driver sees a copy of the notebook's names, without those that hide a
+# built-in one, so that it overwrites nothing and a scratch variable called `list` does not end it.
 SNIPPET = """
-import base64 as _bb_b64, io as _bb_io, json as _bb_json, numpy as _bb_np
-def _bb_out(x):
-    return x.detach().cpu().numpy() if hasattr(x, "detach") else x
-def _bb_unpack(p):
-    z = _bb_np.load(_bb_io.BytesIO(_bb_b64.b64decode(p)), allow_pickle=False)
-    kinds = _bb_json.loads(str(z["kinds"]))
-    return [z[f"a{{i}}"] if k == "nd" else _bb_json.loads(str(z[f"a{{i}}"])) for i, k in enumerate(kinds)]
-def _bb_pack(r):
-    r = [_bb_out(x) for x in r] if isinstance(r, tuple) else [_bb_out(r)]
-    o, k = {{}}, []
-    for i, x in enumerate(r):
-        nd = isinstance(x, _bb_np.ndarray)
-        k.append("nd" if nd else "js")
-        o[f"a{{i}}"] = x if nd else _bb_np.array(_bb_json.dumps(x))
-    b = _bb_io.BytesIO()
-    _bb_np.savez(b, kinds=_bb_np.array(_bb_json.dumps(k)), **o)
-    return _bb_b64.b64encode(b.getvalue()).decode()
-{driver}
-_bb_line = "{nonce}" + _bb_pack({function}(*_bb_unpack("{payload}")))
-print("\\n" + _bb_line)
+import base64, builtins, io, json, sys
+import numpy
+
+def unpack(payload):
+    arrays = numpy.load(io.BytesIO(base64.b64decode(payload)), allow_pickle=False)
+    kinds = json.loads(str(arrays["kinds"]))
+    return [arrays[f"a{i}"] if k == "nd" else json.loads(str(arrays[f"a{i}"])) for i, k in enumerate(kinds)]
+
+def pack(result):
+    values = [v.detach().cpu().numpy() if hasattr(v, "detach") else v for v in
+              (result if isinstance(result, tuple) else [result])]
+    kinds = ["nd" if isinstance(v, numpy.ndarray) else "js" for v in values]
+    arrays = {f"a{i}": v if k == "nd" else numpy.array(json.dumps(v)) for i, (k, v) in enumerate(zip(kinds, values))}
+    buffer = io.BytesIO()
+    numpy.savez(buffer, kinds=numpy.array(json.dumps(kinds)), **arrays)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+names = {n: v for n, v in notebook.items() if n not in vars(builtins)}
+names.update(__name__="__main__", __builtins__=builtins)
+if "labkit" in sys.modules:
+    names["labkit"] = sys.modules["labkit"]
+exec(compile(DRIVER, "<driver>", "exec", 0, True), names)
+line = NONCE + pack(eval(FUNCTION, names)(*unpack(PAYLOAD)))
+print("\\n" + line)
 """
 
 
@@ -72,11 +78,12 @@ class Remote:
         """Call a function of the notebook by name, or send a driver: a function whose source runs there.
 
         Arguments and results are numpy arrays or JSON values; a tuple result comes back as a tuple. A driver may use
-        the notebook's names. Raises StudentError when the call fails.
+        the notebook's names, and changes none. Raises StudentError when the call fails.
         """
         name, driver = (function, "") if isinstance(function, str) else (function.__name__, _source(function))
         nonce = secrets.token_hex(16)
-        source = SNIPPET.format(driver=driver, function=name, payload=_pack(arguments), nonce=nonce)
+        given = {"DRIVER": driver, "FUNCTION": name, "PAYLOAD": _pack(arguments), "NONCE": nonce}
+        source = enclosed("".join(f"{key} = {value!r}\n" for key, value in given.items()) + SNIPPET)
         start = time.perf_counter()
         text, error = self._execute(source)
         self.wall = time.perf_counter() - start

@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 import secrets
 
+from grading.enclosed import enclosed
 from grading.session import Session
 
 SECONDS = 60.0
 
 PROBE = """
-def _bb_state(lab):
+def state(lab):
     import sys
     import labkit.checks
     seen = []
@@ -36,8 +37,8 @@ def _bb_state(lab):
     for question in labkit.checks.questions_of(lab):
         seen.append((question.id, [(i.name, i.share, id(i.run)) for i in question.invariants]))
     return repr(seen)
-import hashlib as _bb_hashlib
-assert 0 == 1, "{nonce}" + _bb_hashlib.sha256(_bb_state({lab!r}).encode()).hexdigest()
+import hashlib
+assert 0 == 1, NONCE + hashlib.sha256(state(LAB).encode()).hexdigest()
 """
 
 
@@ -52,8 +53,8 @@ class Canary:
 
     def _ask(self) -> str:
         nonce = secrets.token_hex(8)
-        source = PROBE.replace("{nonce}", nonce).replace("{lab!r}", repr(self._lab))
-        _, error = self._session.execute(source, SECONDS)
+        source = f"NONCE, LAB = {nonce!r}, {self._lab!r}\n{PROBE}"
+        _, error = self._session.execute(enclosed(source), SECONDS)
         found = re.fullmatch(rf"AssertionError: {nonce}([0-9a-f]{{64}})", error)
         return found[1] if found else ""
 
@@ -67,5 +68,5 @@ class Canary:
 
 def tier(session: Session) -> str:
     """The tier that labkit proves answers on in this kernel; asked before the student's first cell."""
-    text, error = session.execute("import labkit.device; print(labkit.device.tier())", SECONDS)
+    text, error = session.execute(enclosed("import labkit.device; print(labkit.device.tier())"), SECONDS)
     return text.strip() if not error else "unknown"

@@ -106,15 +106,18 @@ class Session:
             self.stop()
             raise KernelLost(f"the kernel did not start: {error}") from None
 
-    def run(self, cell: NotebookNode, timeout: float, room: int = CELL_BYTES) -> None:
-        """Run a code cell; its outputs are in the cell, also those from before a KernelLost."""
+    def run(self, cell: NotebookNode, timeout: float, room: int = CELL_BYTES, history: bool = True) -> None:
+        """Run a code cell; its outputs are in the cell, also those from before a KernelLost.
+
+        history: whether the notebook's `In` and `Out` get it.
+        """
         self._client.room, self._client.count = room, CELL_OUTPUTS
         self._client.timeout = max(1, int(timeout + 0.5))
         self._client.nb.cells = [cell]
         self._timed_out = False
         self._client.reset_execution_trackers()
         try:
-            self._client.execute_cell(cell, 0)
+            self._client.execute_cell(cell, 0, store_history=history)
         except DeadKernelError:
             raise KernelLost("the kernel died") from None
         except (CellTimeoutError, RuntimeError):
@@ -130,9 +133,9 @@ class Session:
         self._timed_out = execute_reply["content"].get("ename") == TIMED_OUT["ename"]
 
     def execute(self, source: str, timeout: float) -> tuple[str, str]:
-        """Run source of the grader's own: (what it printed, its error line or "")."""
+        """Run source of the grader's own, unrecorded: (what it printed, its error line or "")."""
         cell = new_code_cell(source)
-        self.run(cell, timeout, room=REPLY_BYTES)
+        self.run(cell, timeout, REPLY_BYTES, history=False)
         text = "".join(o.text for o in cell.outputs if o.output_type == "stream" and o.name == "stdout")
         errors = [f"{o.ename}: {o.evalue}" for o in cell.outputs if o.output_type == "error"]
         return text, errors[0] if errors else ""

@@ -223,3 +223,13 @@ def outputs_and_magics_left_in(nb):
     nb.cells[at(nb, "ceil_div_check")].outputs = [{"output_type": "stream", "name": "stderr", "text": "old"}]
     insert(nb, "%matplotlib inline\n!ls /\nradius = 3")
     insert(nb, "%%time\nsquare = 4", after="total")
+
+
+@scenario()
+def scratch_variables_named_like_built_ins(nb):
+    insert(nb, "id = 7\nstr = 'a note'\nprint(id, str)", after="ceil_div")
+
+
+@scenario()
+def an_answer_cell_with_a_variable_named_type(nb):
+    answer(nb, "ceil_div", "type = 'fp16'\nlist = [1]\ndef ceil_div(n, size):\n    return -(-n // size)")
