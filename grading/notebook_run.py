@@ -131,7 +131,7 @@ class NotebookRun:
             return
         source = plain_python(cell.source)
         try:
-            compile(source, f"<cell {cell.id}>", "exec")
+            compile(source, f"<cell {cell.id}>", "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         except (SyntaxError, ValueError, RecursionError) as error:
             node.outputs = [failure(type(error).__name__, str(error))]  # so that what was judged is what runs
             return

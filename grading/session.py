@@ -14,7 +14,7 @@ import nbformat
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
-from nbclient.exceptions import CellTimeoutError, DeadKernelError
+from nbclient.exceptions import CellExecutionComplete, CellTimeoutError, DeadKernelError
 from nbclient.util import run_sync
 from nbformat import NotebookNode
 from nbformat.v4 import new_code_cell, new_output
@@ -52,6 +52,21 @@ class _Client(NotebookClient):
     room = CELL_BYTES
     count = CELL_OUTPUTS
 
+    def process_message(self, msg: dict, cell: NotebookNode, cell_index: int) -> NotebookNode | None:
+        """A message may hold anything, since a student's code can send its own: what cannot be read costs its cell."""
+        try:
+            if msg["msg_type"] in ("display_data", "update_display_data"):
+                size = sum(len(str(value)) for value in msg["content"].get("data", {}).values())
+                if size > self.room or self.count <= 0:
+                    return None
+                self.room, self.count = self.room - size, self.count - 1
+            return super().process_message(msg, cell, cell_index)
+        except CellExecutionComplete:
+            raise
+        except Exception as error:
+            cell.outputs.append(failure("BadMessage", f"the kernel sent what nobody can show ({type(error).__name__})"))
+            return None
+
     def output(self, outs: list, msg: dict, display_id: str | None, cell_index: int) -> NotebookNode | None:
         content = msg["content"]
         if msg["msg_type"] == "stream":
@@ -63,17 +78,27 @@ class _Client(NotebookClient):
             if outs and outs[-1].output_type == "stream" and outs[-1].name == content["name"]:
                 outs[-1].text += content["text"]
                 return None
-        elif msg["msg_type"] == "display_data":
-            size = sum(len(str(value)) for value in content.get("data", {}).values())
-            if size > self.room or self.count <= 0:
-                return None
-            self.room, self.count = self.room - size, self.count - 1
         elif msg["msg_type"] == "execute_result":
             content["data"] = {"text/plain": str(content.get("data", {}).get("text/plain", ""))[:CELL_BYTES]}
         elif msg["msg_type"] == "error":
             content["evalue"] = content["evalue"][:10_000]
             content["traceback"] = [line[:10_000] for line in content["traceback"][-100:]]
         return super().output(outs, msg, display_id, cell_index)
+
+
+def _valid(outputs: list[NotebookNode]) -> list[NotebookNode]:
+    """The outputs, each that no notebook can hold replaced by an error that says so."""
+    return [o if _is_valid(o) else failure("BadMessage", "an output here was not valid") for o in outputs]
+
+
+def _is_valid(output: NotebookNode) -> bool:
+    try:
+        cell = nbformat.v4.new_code_cell("", outputs=[output])
+        nbformat.validate(nbformat.v4.new_notebook(cells=[cell]))
+        json.dumps(output)
+    except Exception:  # whatever it holds
+        return False
+    return True
 
 
 class Session:
@@ -122,6 +147,10 @@ class Session:
             raise KernelLost("the kernel died") from None
         except (CellTimeoutError, RuntimeError):
             raise KernelLost(f"no end after {self._client.timeout} s, nor after an interrupt") from None
+        except Exception as error:  # a reply that a student's code sent in the kernel's name
+            raise KernelLost(f"the kernel died for its grader: {type(error).__name__} in its reply") from None
+        finally:
+            cell.outputs = _valid(cell.outputs)
         for output in cell.outputs:
             if output.output_type == "stream":
                 output.text = _as_seen(output.text)

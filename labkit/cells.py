@@ -7,9 +7,11 @@ blanked or mutated cell runs only the checks that depend on it, and long demonst
 from __future__ import annotations
 
 import ast
+import asyncio
 import contextlib
 import faulthandler
 import functools
+import inspect
 import io
 import json
 import linecache
@@ -99,10 +101,12 @@ def names(source: str) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def _outside_functions(tree: ast.AST) -> Iterator[ast.AST]:
-    for child in ast.iter_child_nodes(tree):
-        yield child
-        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
-            yield from _outside_functions(child)
+    pending = list(ast.iter_child_nodes(tree))  # no recursion: a sum of 1,500 terms is as deep as it is long
+    while pending:
+        node = pending.pop()
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
+            pending += ast.iter_child_nodes(node)
 
 
 def _base_name(node: ast.AST) -> set[str]:
@@ -137,8 +141,9 @@ def dependents(cells: list[Cell], changed: str) -> set[str]:
 
 
 # What IPython runs and Python cannot read: `%magic`, `!command`, `x = !command`, `name?`.
-MAGIC = re.compile(r"^(\s*)(?:[%!].*|\?{0,2}[\w.]+\?{1,2}\s*|\?{1,2}[\w.]+\s*)$", re.MULTILINE)
-ASSIGNED_MAGIC = re.compile(r"^(\s*[\w., ]+=)\s*[%!].*$", re.MULTILINE)
+# Within one line, and each character in one way: a cell of many blank lines must not take minutes.
+MAGIC = re.compile(r"^([ \t]*)(?:[%!].*|\?{0,2}[\w.]+\?{1,2}[ \t]*|\?{1,2}[\w.]+[ \t]*)$", re.MULTILINE)
+ASSIGNED_MAGIC = re.compile(r"^([\w., \t]+=)[ \t]*[%!].*$", re.MULTILINE)
 TIMING = ("%%time", "%%timeit", "%%capture")  # cell magics whose body is Python that runs here all the same
 
 
@@ -169,10 +174,17 @@ def run_cell(source: str, namespace: dict[str, Any], name: str) -> Any:
     if isinstance(last, ast.Expr):
         tree.body.pop()
     # dont_inherit: this file's own `from __future__` lines must not change what annotations mean in the notebook.
-    exec(compile(tree, filename, "exec", dont_inherit=True), namespace)
+    _evaluated(compile(tree, filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True), namespace)
     if not isinstance(last, ast.Expr):
         return None
-    return eval(compile(ast.Expression(last.value), filename, "eval", dont_inherit=True), namespace)
+    last_value = compile(ast.Expression(last.value), filename, "eval", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True)
+    return _evaluated(last_value, namespace)
+
+
+def _evaluated(code: types.CodeType, namespace: dict[str, Any]) -> Any:
+    """Run code that may await at its top level, as a notebook allows."""
+    value = eval(code, namespace)
+    return asyncio.run(value) if code.co_flags & inspect.CO_COROUTINE else value
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,7 @@ def refusal(cells: list[Cell], question: str) -> str:
     cells = [replace(c, source=";".join(names(c.source)[1] - {"labkit"})) if c.id == checked else c for c in cells]
     parts = [part for cell in cells for part in _statements(cell)]
     used = [c for c in needed(parts, {question, checked} & {c.id for c in cells}) if c.id != checked]
+    used = _with_touched(parts, used)
     context = "\n".join(plain_python(c.source) for c in used if c.is_locked)
     helpers = "".join(f"{c.source}\n" for c in used if not c.is_locked and not c.is_solution)
     rules, found = find_question(question), []
@@ -80,6 +81,39 @@ def refusal(cells: list[Cell], question: str) -> str:
         allowed = rules.allowed + own.allowed
         found += forbidden.violations(helpers + cell.source, tuple(refused), allowed, context)
     return "; ".join(dict.fromkeys(found))
+
+
+def _with_touched(parts: list[Cell], used: list[Cell]) -> list[Cell]:
+    """Those parts, and the student's statements that put something into what they define: `tools.append(f)`.
+
+    By name alone such a statement defines nothing, so nothing seems to need it.
+    """
+    own = [c for c in used if not c.is_locked and not c.is_solution]
+    helpers = frozenset().union(*(names(c.source)[0] for c in own))
+    found = [c for c in parts if c not in used and not c.is_locked and not c.is_solution and _puts_into(c, helpers)]
+    if not found:
+        return used
+    wanted = {id(c) for c in [*used, *found]}
+    uses = frozenset().union(*(names(c.source)[1] for c in found))
+    return [c for c in parts if id(c) in wanted or (names(c.source)[0] & uses and c.is_locked)]
+
+
+def _puts_into(cell: Cell, helpers: frozenset[str]) -> bool:
+    """Whether a statement calls a method of one of these names, or `setattr` on it, for what the call does."""
+    try:
+        body = ast.parse(plain_python(cell.source)).body
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    for statement in body:
+        call = statement.value if isinstance(statement, ast.Expr) else None
+        if isinstance(call, ast.Call):
+            setter = isinstance(call.func, ast.Name) and call.func.id == "setattr" and call.args
+            target = call.args[0] if setter else call.func if isinstance(call.func, ast.Attribute) else None
+            while isinstance(target, ast.Attribute | ast.Subscript):
+                target = target.value
+            if isinstance(target, ast.Name) and target.id in helpers:
+                return True
+    return False
 
 
 def _statements(cell: Cell) -> list[Cell]:
@@ -94,7 +128,10 @@ def _statements(cell: Cell) -> list[Cell]:
     for statement in body:
         split = isinstance(statement, ast.Import)
         single += [ast.Import([alias]) for alias in statement.names] if split else [statement]  # type: ignore[attr-defined]
-    return [replace(cell, source=ast.unparse(s)) for s in single] or [cell]
+    try:
+        return [replace(cell, source=ast.unparse(s)) for s in single] or [cell]
+    except RecursionError:  # a sum of a thousand terms
+        return [cell]
 
 
 def check_notebook(

@@ -233,3 +233,30 @@ def scratch_variables_named_like_built_ins(nb):
 @scenario()
 def an_answer_cell_with_a_variable_named_type(nb):
     answer(nb, "ceil_div", "type = 'fp16'\nlist = [1]\ndef ceil_div(n, size):\n    return -(-n // size)")
+
+
+@scenario()
+def scratch_cells_as_deep_as_they_are_long(nb):
+    insert(nb, "n = " + " + ".join(["1"] * 1500))
+    insert(nb, "if n < 0: x = 0\n" + "\n".join(f"elif n == {i}: x = {i}" for i in range(1200)))
+
+
+@scenario()
+def displays_and_messages_that_are_not_valid(nb):
+    insert(nb, "from IPython.display import display\ndisplay({'text/plain': 5}, raw=True)")
+    insert(nb, "display({'text/plain': 'x'}, metadata=5, raw=True)")
+    insert(
+        nb,
+        """
+        kernel = get_ipython().kernel
+        for kind, content in [("stream", {"name": "stdout", "text": 7}), ("stream", {}), ("display_data", 3),
+                              ("error", {"evalue": 1, "traceback": 2}), ("status", {}), ("clear_output", {})]:
+            kernel.session.send(kernel.iopub_socket, kind, content, parent=kernel.get_parent())
+        """,
+    )
+
+
+@scenario()
+def a_helper_cell_with_top_level_await(nb):
+    insert(nb, "import asyncio\nawait asyncio.sleep(0)\nzero = 0.0")
+    answer(nb, "total", "def total(x):\n    return float(x.sum()) + zero")

@@ -137,7 +137,32 @@ def test_dependents_are_the_questions_whose_checks_reach_the_changed_cell():
     assert dependents(nb, "c") == {"c"}
 
 
+LONG_SUM = "n = " + " + ".join(["m"] * 1500)
+MANY_ELIFS = "if m < 0: n = 0\n" + "\n".join(f"elif m == {i}: n = {i}" for i in range(1200))
+
+
+@pytest.mark.parametrize("source", [LONG_SUM, MANY_ELIFS], ids=["sum", "elif"])
+def test_a_deeply_nested_cell_defines_and_uses_what_it_does(source):
+    assert names(source) == ({"n"}, {"m"})
+
+
+def test_a_cell_that_awaits_defines_its_names():
+    assert "x" in names("import asyncio\nx = await asyncio.sleep(0)")[0]
+
+
 # running
+
+
+def test_a_broken_cell_of_many_blank_lines_is_read_at_once():
+    source = "this is no python" + "\n" * 50_000 + " " * 50_000 + "x"
+    start = time.monotonic()
+    assert plain_python(source) == source
+    assert time.monotonic() - start < 2, "a pattern of cells.py takes time that grows with the square"
+
+
+def test_a_cell_may_await_at_its_top_level():
+    outcomes = run_cells(cells("import asyncio\nx = await asyncio.sleep(0, 2)", "await asyncio.sleep(0, x + 1)"))
+    assert [o.value for o in outcomes.values()] == [None, 3.0], outcomes
 
 
 @pytest.mark.parametrize(
