@@ -7,7 +7,6 @@ points without a word. Here the release decides: a cell is known by its cell id,
 from __future__ import annotations
 
 import copy
-import re
 from pathlib import Path
 
 import nbformat
@@ -15,9 +14,9 @@ from nbformat import NotebookNode
 from nbgrader.preprocessors import NbGraderPreprocessor
 from traitlets import Unicode
 
+from grading.clean import VALID_ID
 from labkit.cells import names
 
-VALID_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")  # as nbformat 4.5 has it
 NOTES = "inference_camp_repairs"  # notebook metadata; overwritten here, so that a student's own is never believed
 
 

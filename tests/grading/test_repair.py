@@ -13,11 +13,11 @@ from nbformat.v4 import new_output
 from nbgrader.utils import determine_grade
 from toy import LAB
 
+from grading.clean import clean_notebook
 from grading.notebook_run import _make_plain
 from grading.outputs import StderrIsNotFailure
 from grading.repair import repair
 from grading.session import _as_seen
-from grading.submissions import clean_notebook
 
 ACCIDENTS = [
     "perfect", "a_deleted_check_cell", "everything_of_the_first_question_deleted", "a_deleted_answer",
