@@ -6,7 +6,8 @@ import shutil
 import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -59,7 +60,7 @@ def grade_folder(
         progress = tqdm(total=len(jobs), desc="grading", unit="submission", disable=options.quiet or not jobs)
         with gradebook.opened(course) as book, progress:
             for job, result in run_all(jobs, options.workers, seconds):
-                lines.append(_merged(course, book, good[job.student, job.lab], job, result))
+                lines.append(_safely_merged(course, book, good[job.student, job.lab], job, result))
                 progress.update()
     names = {(line.student, line.lab) for line in lines}
     lines += [
@@ -68,9 +69,11 @@ def grade_folder(
         for s in options.roster
         if (s, lab) not in names
     ]
+    table = options.csv or course.root / "grading" / "reports" / "grades.csv"
+    write_csv(lines, table)  # before the feedback, which takes minutes: nothing that goes wrong there costs the grades
     if options.feedback:
-        _write_feedback(course, lines, options.feedback, options.workers)
-    write_csv(lines, options.csv or course.root / "grading" / "reports" / "grades.csv")
+        lines = _write_feedback(course, lines, options.feedback, options.workers)
+        write_csv(lines, table)
     print_table(lines, console)
     return lines
 
@@ -111,6 +114,15 @@ def _jobs(course: Course, submissions: list[Submission], folder: Path, settings:
     return jobs
 
 
+def _safely_merged(course: Course, book: gradebook.Gradebook, submission: Submission, job: Job, result: Graded) -> Line:
+    try:
+        return _merged(course, book, submission, job, result)
+    except Exception as error:  # whatever it is, it is one submission's: the others are graded
+        book.db.rollback()
+        reason = f"it was run, and cannot be recorded: {type(error).__name__}: {error}"[:500]
+        return _line(submission, "failed", seconds=result.seconds, notes=reason)
+
+
 def _merged(course: Course, book: gradebook.Gradebook, submission: Submission, job: Job, result: Graded) -> Line:
     if result.error:
         return _line(submission, "failed", seconds=result.seconds, notes=result.error)
@@ -145,8 +157,30 @@ def _keep_autograded(course: Course, job: Job) -> None:
     shutil.copytree(job.folder / "course" / "autograded" / job.student / job.lab, target)
 
 
-def _write_feedback(course: Course, lines: list[Line], target: Path, workers: int) -> None:
-    pages = [(course, line.lab, line.student, target) for line in lines if line.score is not None]
+def _write_feedback(course: Course, lines: list[Line], target: Path, workers: int) -> list[Line]:
+    """Write the pages of all who have a grade. Gives the lines, with a note where a page could not be written."""
+    graded = [line for line in lines if line.score is not None]
+    failed = _pages(course, graded, target, workers)
+    # One process that dies takes its whole pool along: what was lost so is tried once more, each in a pool of its own.
+    for line, error in list(failed.items()):
+        if isinstance(error, BrokenProcessPool):
+            del failed[line]
+            failed |= _pages(course, [line], target, 1)
+    return [_with_note(line, failed[line]) if line in failed else line for line in lines]
+
+
+def _with_note(line: Line, error: Exception) -> Line:
+    reason = f"no feedback page: {type(error).__name__}: {error}"[:300]
+    return replace(line, notes="; ".join(filter(None, [line.notes, reason])))
+
+
+def _pages(course: Course, lines: list[Line], target: Path, workers: int) -> dict[Line, Exception]:
+    failed: dict[Line, Exception] = {}
     with ProcessPoolExecutor(workers, mp_context=process_context()) as pool:
-        for done in [pool.submit(gradebook.feedback, *page) for page in pages]:
-            done.result()
+        begun = [(line, pool.submit(gradebook.feedback, course, line.lab, line.student, target)) for line in lines]
+        for line, done in begun:
+            try:
+                done.result()
+            except Exception as error:
+                failed[line] = error
+    return failed

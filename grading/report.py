@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 STYLE = {"graded": "green", "tampered": "yellow", "failed": "red", "missing": "magenta"}
@@ -38,9 +39,20 @@ def write_csv(lines: list[Line], target: Path) -> None:
         writer = csv.DictWriter(file, [f.name for f in fields(Line)])
         writer.writeheader()
         for line in sorted(lines, key=lambda each: (each.lab, each.student)):
-            row = asdict(line)
-            # A spreadsheet runs a cell that starts like a formula, and students choose some of these words.
-            writer.writerow({k: f"'{v}" if str(v)[:1] in "=+-@" and isinstance(v, str) else v for k, v in row.items()})
+            writer.writerow({k: _field(v) if isinstance(v, str) else v for k, v in asdict(line).items()})
+
+
+def _field(text: str) -> str:
+    """A spreadsheet runs a cell that starts like a formula, and students choose some of these words."""
+    return printable(f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text)
+
+
+def printable(text: str) -> str:
+    """With escapes for what no file or terminal should get: half characters, control codes, text that runs backwards.
+
+    A file's name need not be UTF-8, and a student chooses it.
+    """
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
 
 
 def print_table(lines: list[Line], console: Console) -> None:
@@ -54,19 +66,17 @@ def print_table(lines: list[Line], console: Console) -> None:
         late = f"late: -{line.late_penalty:g}. " if line.late_penalty else ""
         style = STYLE[line.status]
         table.add_row(
-            line.lab,
-            line.student,
+            _short(line.lab),
+            _short(line.student),
             f"[{style}]{line.status}[/]",
             score,
             f"{line.seconds:.1f}",
-            _plain(late + line.notes),
+            _short(late + line.notes),
         )
     console.print(table)
     count = Counter(line.status for line in lines)
     console.print(", ".join(f"{count[status]} {status}" for status in STYLE if count[status]) or "nothing to grade")
 
 
-def _plain(text: str) -> str:
-    from rich.markup import escape
-
-    return escape(text if len(text) <= 300 else text[:297] + "...")
+def _short(text: str) -> str:
+    return escape(printable(text if len(text) <= 300 else text[:297] + "..."))
