@@ -33,7 +33,7 @@ def clean_notebook(text: str) -> NotebookNode:
 
 
 def _clean_cell(raw: dict) -> NotebookNode:
-    kind = raw["cell_type"] if raw["cell_type"] in ("code", "markdown", "raw") else "raw"
+    kind = "code" if raw["cell_type"] == "code" else "markdown"  # pages show a raw cell as it stands, scripts and all
     source = raw["source"] if isinstance(raw["source"], str) else "".join(raw["source"])
     meta = (raw.get("metadata") or {}).get("nbgrader")
     kept = {"nbgrader": _clean_meta(meta)} if isinstance(meta, dict) and isinstance(meta.get("grade_id"), str) else {}

@@ -23,6 +23,7 @@ SANITIZE = [
 AUTOGRADE = [
     "grading.execute.SafeExecute",
     "grading.outputs.StderrIsNotFailure",
+    "grading.outputs.HarmlessOutputs",
     "nbgrader.preprocessors.LimitOutput",
     "nbgrader.preprocessors.SaveAutoGrades",
     "nbgrader.preprocessors.AssignLatePenalties",
@@ -31,6 +32,7 @@ AUTOGRADE = [
 FEEDBACK = [
     "nbgrader.preprocessors.GetGrades",
     "grading.outputs.HideHidden",
+    "grading.outputs.HarmlessOutputs",
     "nbconvert.preprocessors.CSSHTMLHeaderPreprocessor",
 ]
 
@@ -52,6 +54,7 @@ def course_config(root: Path = ROOT, work: Path | None = None) -> Config:
     c.Autograde.sanitize_preprocessors = list(SANITIZE)
     c.Autograde.autograde_preprocessors = list(AUTOGRADE)
     c.GenerateFeedback.preprocessors = list(FEEDBACK)
+    c.HTMLExporter.filters = {"markdown2html": "grading.outputs.markdown"}  # feedback pages and formgrader
     c.RepairCells.labs_directory = str(root / "labs")
     c.SafeExecute.course_root = str(root)
     c.OverwriteCells.add_missing_cells = True
