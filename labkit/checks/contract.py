@@ -96,6 +96,9 @@ class Result:
 
     def __str__(self) -> str:
         lines = [f"{self.question}  (proved on: {self.tier})"]
+        said = {row.message for row in self.rows}
+        if len(said) == 1 and len(self.rows) > 1 and not any(row.passed for row in self.rows):
+            return "\n".join([*lines, f"  FAIL  {said.pop()}"])  # not solved, or refused: once is enough
         for row in self.rows:
             ratio = "" if row.ratio is None else f"  [error {row.ratio:.2f} of what is allowed]"
             lines.append(f"  {'ok  ' if row.passed else 'FAIL'}  {row.name}{ratio}")

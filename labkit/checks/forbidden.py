@@ -23,13 +23,19 @@ DYNAMIC_BUILTINS = {
 DYNAMIC_MODULES = (
     "builtins", "code", "codeop", "ctypes", "gc", "importlib", "inspect", "marshal", "multiprocessing",
     "operator.attrgetter", "operator.methodcaller", "os", "pickle", "pkgutil", "pydoc", "runpy", "subprocess",
-    "sys.modules", "sys._getframe",
+    "sys.modules", "sys._getframe", "torch.hub", "torch.load", "torch.package", "torch.utils", "vllm",
 )  # fmt: skip
 # Modules that other modules import, so that `module.os` leads to them too.
 WITHIN = {"builtins", "ctypes", "gc", "importlib", "inspect", "os", "pickle", "subprocess", "sys", *OURS}
 DYNAMIC_ATTRIBUTES = {
-    "__builtins__", "__dict__", "__getattribute__", "__globals__", "__loader__", "__subclasses__", "_getframe",
-    "f_back", "f_globals", "tb_frame",
+    "_getframe", "ag_frame", "cr_frame", "f_back", "f_builtins", "f_code", "f_globals", "f_locals", "gi_frame",
+    "tb_frame", "tb_next",
+}  # fmt: skip
+# Of the names with two underscores on either side, which lead anywhere, those that an answer has a use for.
+PLAIN_DUNDERS = {
+    "__call__", "__class__", "__contains__", "__doc__", "__enter__", "__eq__", "__exit__", "__getitem__", "__hash__",
+    "__init__", "__iter__", "__len__", "__lt__", "__name__", "__new__", "__next__", "__post_init__", "__qualname__",
+    "__repr__", "__setitem__", "__str__",
 }  # fmt: skip
 
 # The setup cell of every lab imports these, so an answer uses them without an import of its own.
@@ -64,9 +70,26 @@ def violations(source: str, names: tuple[str, ...], allowed: tuple[str, ...] = (
         reaches = bool(WITHIN & set(rest)) or _refused(used, names, allowed)
         if head in DYNAMIC_BUILTINS or used == "sys" or (is_module and reaches):
             found.add(used)
-        found |= {f".{a}" for a in rest if a in DYNAMIC_ATTRIBUTES or (a in attributes and not head)}
-        found |= {f"{head}.{a}" for a in rest if a in attributes and head in bound}
+        found |= {f".{a}" for a in rest if _leads_out(a) or (a in attributes and not head)}
+        found |= {f"{head}.{a}" for a in rest if a in attributes and (head in bound or used.startswith("torch."))}
+        if used.startswith("torch.") and any(part.startswith("_") for part in used.split(".")):
+            found.add(used)
+    found |= {
+        f".{name}"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.MatchClass)
+        for name in node.kwd_attrs
+        if _leads_out(name)
+    }
+    if "operator.matmul" in names and any(isinstance(node, ast.MatMult) for node in ast.walk(tree)):
+        found.add("@")
     return [f"`{name}` may not be used in this answer" for name in sorted(found)]
+
+
+def _leads_out(attribute: str) -> bool:
+    """Whether an attribute of any object may lead to a frame, a module or the built-ins."""
+    dunder = attribute.startswith("__") and attribute.endswith("__")
+    return attribute in DYNAMIC_ATTRIBUTES or (dunder and attribute not in PLAIN_DUNDERS)
 
 
 def _refused(used: str, names: tuple[str, ...], allowed: tuple[str, ...]) -> bool:

@@ -9,7 +9,8 @@ from labkit.checks.contract import require
 
 # What may not do a kernel's work for it, where a kernel is asked for.
 TORCH_MATH = (
-    "torch.softmax", "torch.einsum", "torch.matmul", "torch.bmm", "torch.baddbmm", "torch.nn.functional.softmax",
+    "torch.softmax", "torch.einsum", "torch.matmul", "torch.mm", "torch.mv", "torch.bmm", "torch.baddbmm",
+    "torch.addmm", "torch.tensordot", "torch.inner", "torch.linalg", "operator.matmul", "torch.nn.functional.softmax",
     "torch.nn.functional.scaled_dot_product_attention", "torch.nn.attention", "torch.ops",
 )  # fmt: skip
 

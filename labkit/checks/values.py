@@ -1,12 +1,14 @@
-"""Comparing what an answer gives, with what to look at said first, and outputs poisoned before the call."""
+"""Calling an answer with its outputs poisoned, and comparing what it gives, with what to look at said first."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 from unittest import mock
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit.checks import compare
 from labkit.checks.contract import Failed
@@ -28,6 +30,38 @@ def poisoned_allocations() -> Iterator[None]:
         mock.patch.object(torch, "empty_like", poisoned(torch.empty_like)),
     ):
         yield
+
+
+PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "mv", "dot", "vdot", "linear", "convolution"}
+REDUCTIONS = {"sum", "amax", "max", "exp", "exp2", "cumsum", "logsumexp", "_softmax", "_log_softmax"}
+
+
+class _NoTorch(TorchDispatchMode):
+    """Refuses some of torch's operations while it is on, whatever name the answer calls them by."""
+
+    def __init__(self, refused: set[str]):
+        super().__init__()
+        self._refused = refused
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if name in self._refused or name.startswith("_scaled_dot_product"):
+            raise Failed(f"torch's `{name}` does work that the kernel is to do")
+        return func(*args, **(kwargs or {}))
+
+
+def run(answer: Any, *arguments: Any, refused: set[str] | None = None, **options: Any) -> Any:
+    """Call an answer with poisoned allocations. refused: torch operations that it may not use; None for no rule.
+
+    An answer that launches a kernel and lets torch do the work is caught here: it gives the right values.
+    """
+    with poisoned_allocations(), contextlib.nullcontext() if refused is None else _NoTorch(refused):
+        return answer(*arguments, **options)
+
+
+def run_kernel(answer: Any, *arguments: Any, **options: Any) -> Any:
+    """Call a kernel's wrapper: it may allocate, view and copy, and leaves products and reductions to the kernel."""
+    return run(answer, *arguments, refused=PRODUCTS | REDUCTIONS, **options)
 
 
 NOT_ABOUT_VALUES = ("has shape", "has dtype", "was never written", "is of type")

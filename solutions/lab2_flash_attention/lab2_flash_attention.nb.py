@@ -174,7 +174,7 @@ def merge_softmax(
 # ```
 #
 # The score tile lives in registers and never reaches memory. Products of tiles are `tl.dot`, which takes two-dimensional tiles in 16 bits
-# and sums in fp32. Hardware computes $2^x$, not $e^x$, so real kernels fold $\log_2 e$ into the scale and use `tl.exp2`; you may do either.
+# and sums in fp32; torch's own products are refused here. Hardware computes $2^x$, not $e^x$, so real kernels fold $\log_2 e$ into the scale and use `tl.exp2`; you may do either.
 #
 # *Predict:* with 512 queries and 512 keys of head_dim 64 in fp16, `BLOCK_M` 64: how many times is K read? So how many bytes?
 
@@ -463,7 +463,7 @@ def flash_varlen(
 #
 # ### The tiles, one by one
 #
-# The widget walks your kernel's tiles over a small causal example: which tile is loaded, which are skipped, and what `m`, `l` and `acc` hold
+# The widget walks the tiles of such a kernel over a small causal example: which tile is loaded, which are skipped, and what `m`, `l` and `acc` hold
 # after each. Watch `l` when a larger maximum arrives: what was summed before shrinks by alpha.
 
 # %%

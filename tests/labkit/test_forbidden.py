@@ -245,3 +245,30 @@ def test_an_earlier_answer_may_not_do_what_this_question_forbids(rules):
 def test_a_scratch_cell_of_the_student_costs_no_point(rules):
     scratch = "import torch, os\nimport labkit.models, labkit\nx = labkit.models\nos.getcwd()\n!nvidia-smi\nx?"
     assert refusal(book(before=scratch), "second") == ""
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(x):\n    return torch.special.softmax(x, -1)",
+        "def f(x):\n    return torch._C._nn.scaled_dot_product_attention(x, x, x)",
+        "def f(x):\n    return print.__self__.eval('1')",
+        "def f(x):\n    match x:\n        case object(__globals__=g):\n            return g",
+        "def f(x):\n    return x.gi_frame.f_builtins",
+        "from vllm import LLM\nf = LLM",
+        "def f(x):\n    return torch.load(x)",
+        "def f(x):\n    return x @ x",
+        "def f(x):\n    return x.refill.__closure__",
+    ],
+)
+def test_a_way_around_the_list_of_names_is_refused(source):
+    names = ("torch.softmax", "torch.nn.functional.scaled_dot_product_attention", "operator.matmul")
+    assert violations(source, names), f"nobody noticed this:\n{source}"
+
+
+def test_what_answers_need_is_not_refused():
+    source = (
+        "class A:\n    def __init__(self, n):\n        self._n = n\n    def __len__(self):\n        return self._n\n"
+        "def f(x):\n    y = torch.empty_like(x)\n    return torch.exp2(x).sum() + len(A(3)) + x._n"
+    )
+    assert violations(source, ("torch.softmax", "operator.matmul")) == []

@@ -41,6 +41,7 @@ def long_rows(remote: Remote) -> None:
     x = random(3, 4000, seed=3, dtype=np.float16) * np.float16(50)
     got = torch.from_numpy(remote.call(on_device, "fixed_sum_of_squares", x)).double()
     want = torch.from_numpy(x).double().square().sum(1)
+    require(got.shape == want.shape, f"shape {tuple(got.shape)}, {tuple(want.shape)} expected")
     require(bool(((got - want).abs() / want < 1e-5).all()), f"sums {got.tolist()}, {want.tolist()} expected")
 
 

@@ -55,16 +55,10 @@ def random_merges(remote: Remote) -> None:
         exact, peer = summary(scores.double(), values.double()), summary(scores, values)
         for name, g, e, p in zip("mlo", got, exact, peer, strict=True):
             compare.close(g, e, p, f"{name} of {cut} and {50 - cut} columns")
-
-
-@hidden_check(LAB, "merge_softmax")
-def nothing_and_nothing(remote: Remote) -> None:
     none = [x.numpy() for x in summary(torch.zeros(3, 0), torch.zeros(0, 2))]
     m, total, o = remote.call(on_device, "merge_softmax", *none, *none)
-    require(
-        bool((m == -math.inf).all() and (total == 0).all() and (o == 0).all()),
-        "two empty pieces are not empty together",
-    )
+    empty = bool((m == -math.inf).all() and (total == 0).all() and (o == 0).all())
+    require(empty and o.shape == (3, 2), "two empty pieces are not empty together")
 
 
 def stalls() -> list[int]:
@@ -94,4 +88,7 @@ def scaled_rows(remote: Remote) -> None:
         got = torch.from_numpy(remote.call(base2, scores.numpy(), scale))
         want = torch.softmax(scores.double() * scale, -1)
         error = (got.double() - want).abs().max().item()
-        require(error < 1e-4, f"scores times {factor}, scale {scale}: the largest error is {error:.2g}")
+        require(
+            got.shape == want.shape and error < 1e-4,
+            f"scores times {factor}, scale {scale}: the largest error is {error:.2g}",
+        )

@@ -8,9 +8,10 @@ import torch
 
 from labkit import device
 from labkit.access_map import map_accesses
-from labkit.checks import compare, traffic
+from labkit.checks import compare, traffic, values
 from labkit.checks.contract import Question, require
-from labkit.checks.lab1_paged_attention.cases import agree, k_view, make_case, v_view
+from labkit.checks.lab1_paged_attention import cases
+from labkit.checks.lab1_paged_attention.cases import Case, k_view, make_case, v_view
 from labkit.meter import Call
 
 LAB = "lab1_paged_attention"
@@ -88,6 +89,8 @@ def _reads_once(answer, **options: int) -> None:
     most = once + q_and_tables * (1 + options.get("num_splits", 0))  # every program reads a length and its q
     what = "K and V are read once, for the whole group of heads; are lanes past seq_len masked in the load?"
     traffic.reads_once(count, once, most, what)
+    least = case.q.numel() * case.q.element_size()
+    require(count.bytes_stored >= least, f"the kernel stores {count.bytes_stored} bytes, and the output has {least}")
 
 
 for _question, _options in ((paged_decode, {}), (split_decode, {"num_splits": 3})):
@@ -96,8 +99,11 @@ for _question, _options in ((paged_decode, {}), (split_decode, {"num_splits": 3}
     )
 
 
-def _values(question: Question) -> None:
-    """The invariants of value that all three attention questions share."""
+def _values(question: Question, refused: set[str] | None) -> None:
+    """The invariants of value that all three attention questions share. refused: see `values.run`."""
+
+    def agree(answer, case: Case, look_at: str) -> float:
+        return cases.agree(answer, case, look_at, refused)
 
     @question.invariant("one short sequence")
     def _(answer) -> float:
@@ -149,13 +155,14 @@ def _values(question: Question) -> None:
         return max([*ratios, agree(answer, case, look_at)])
 
 
-for _question in (gather_attention, paged_decode, split_decode):
-    _values(_question)
+_values(gather_attention, None)
+_values(paged_decode, values.PRODUCTS | values.REDUCTIONS)
+_values(split_decode, values.PRODUCTS)  # its parts are combined in torch
 
 
 @gather_attention.invariant("entries of the block table past a sequence's end are not followed")
 def _(answer) -> float:
-    return agree(
+    return cases.agree(
         answer, make_case([3, 40], seed=11, meaningful=False), "entries past a sequence's last block are no ids"
     )
 
@@ -192,7 +199,9 @@ def _(answer) -> None:
 def _(answer) -> float:
     case = make_case([1, 20, 120], num_heads=4, num_kv_heads=2, seed=9)
     look_at = "every block belongs to one split, and a split without blocks has weight 0"
-    return max(agree(answer, case, f"{look_at}, num_splits={n}", num_splits=n) for n in (1, 3, 8))
+    return max(
+        cases.agree(answer, case, f"{look_at}, num_splits={n}", values.PRODUCTS, num_splits=n) for n in (1, 3, 8)
+    )
 
 
 QUESTIONS = [write_kv, gather_attention, paged_decode, split_decode]

@@ -88,6 +88,10 @@ def _passes_sound(answer) -> None:
         require(False, f"your test rejects a sound table: {error or 'an assertion failed'}")
 
 
+for _table_class in (Sound, Narrow, StaleRows, StaleTails, AppendsOnly, Moves):
+    _table_class.__name__ = _table_class.__qualname__ = "Table"  # a test is to look at what a table does
+
+
 @block_table_test.invariant("a sound table passes", share=0, stops=True)
 def _(answer) -> None:
     _passes_sound(answer)

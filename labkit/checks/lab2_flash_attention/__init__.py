@@ -4,9 +4,8 @@ from labkit.checks.lab2_flash_attention import bugs, first_kernels, flash, machi
 
 QUESTIONS = [
     *first_kernels.QUESTIONS,
-    *numerics.QUESTIONS[:1],
+    *numerics.QUESTIONS,
     *flash.QUESTIONS,
-    *numerics.QUESTIONS[1:],
     *machine.QUESTIONS,
     *bugs.QUESTIONS,
     *races.QUESTIONS,
