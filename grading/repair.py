@@ -102,6 +102,25 @@ def _restored(cell: NotebookNode, source: NotebookNode | None) -> NotebookNode:
     return nbformat.from_dict(kept)
 
 
+def holds_answers(submitted: list[NotebookNode], release: list[NotebookNode]) -> bool:
+    """Whether any answer cell of the release is there: a notebook without one is another lab's, or none."""
+    graded = [c for c in release if _meta(c).get("solution")]
+    return not graded or bool(_match(submitted, graded)[0])
+
+
+def _put_back(source: NotebookNode, cells: list[NotebookNode], notes: list[str]) -> NotebookNode:
+    """The release's cell, or an empty one where another cell holds the answer: the starter would undo it."""
+    cell = copy.deepcopy(source)
+    grade_id, wanted = source.metadata.nbgrader.grade_id, names(source.source)[0]
+    open_cells = [c for c in cells if c.cell_type == "code" and not _meta(c).get("locked")]
+    if _meta(source).get("solution") and wanted and any(wanted <= names(c.source)[0] for c in open_cells):
+        cell.source = "# Another cell holds this answer."
+        notes.append(f"{grade_id}: its cell was missing, and another cell holds the answer")
+    else:
+        notes.append(f"{grade_id}: the cell was missing and was put back")
+    return cell
+
+
 def _with_missing(cells: list[NotebookNode], graded: list[NotebookNode], notes: list[str]) -> list[NotebookNode]:
     """Put each missing cell of the release behind the one that stands before it there."""
     position = 0
@@ -109,8 +128,7 @@ def _with_missing(cells: list[NotebookNode], graded: list[NotebookNode], notes: 
         grade_id = source.metadata.nbgrader.grade_id
         at = next((n for n, c in enumerate(cells) if _meta(c).get("grade_id") == grade_id), None)
         if at is None:
-            notes.append(f"{grade_id}: the cell was missing and was put back")
-            cells.insert(position, copy.deepcopy(source))
+            cells.insert(position, _put_back(source, cells, notes))
             at = position
         position = at + 1
     taken = {source.id for source in graded}

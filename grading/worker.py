@@ -12,12 +12,14 @@ import warnings
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+import nbformat
 from nbgrader.api import Gradebook
 from nbgrader.converters import Autograde
 
 from grading.converters import convert
 from grading.course import Course
 from grading.nbgrader_config import course_config
+from grading.places import Unusable
 
 # Imported here so that the fork server has them, and each worker starts in a tenth of a second.
 from grading import execute, outputs, repair  # noqa: F401 isort:skip
@@ -61,6 +63,8 @@ def work(job: Job) -> None:
         begun = time.monotonic()
         try:
             result = _grade(job)
+        except Unusable as error:
+            result = Graded(error=str(error))
         except Exception as error:
             traceback.print_exc()
             result = Graded(error=f"{type(error).__name__}: {error}"[:500])
@@ -78,8 +82,18 @@ def read_result(job: Job) -> Graded | None:
         return None
 
 
+def _refuse_other_work(course: Course, job: Job) -> None:
+    """Unusable for a notebook without an answer cell of this lab: graded, it would replace an earlier grade by 0."""
+    cells = nbformat.reads(job.notebook, 4).cells
+    if repair.holds_answers(cells, nbformat.read(course.release(job.lab), 4).cells):
+        return
+    other = [lab for lab in course.labs() if repair.holds_answers(cells, nbformat.read(course.release(lab), 4).cells)]
+    is_of = f"; it is a notebook of {other[0]}" if other else ""
+    raise Unusable(f"no answer cell of {job.lab} is in this notebook{is_of}")
+
+
 def _grade(job: Job) -> Graded:
-    Course(job.root).activate()
+    _refuse_other_work(Course(job.root).activate(), job)
     course = job.folder / "course"
     handed_in = course / "submitted" / job.student / job.lab
     handed_in.mkdir(parents=True)
