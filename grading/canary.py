@@ -1,13 +1,13 @@
 """Does the student's kernel still tell the truth? Asked after each cell that a student may have written.
 
-A probe must fail as an assertion, and must bring the same digest of labkit's checks as before the first cell: so
-asserts were not stripped and nobody put a kinder `labkit.score` in place. A cheat can learn to pass it; the points that
-no cheat reaches are those of the black-box checks. This is what makes the cheap cheats cost something.
+A probe must fail as an assertion, and must bring the same digest of labkit's functions as before the first cell: so
+asserts were not stripped, and nobody put a kinder `labkit.score` or `meter.measure` in place. A cheat can learn to pass
+it; the points that no cheat reaches are those of the black-box checks. This is what makes the cheap cheats cost
+something.
 """
 
 from __future__ import annotations
 
-import re
 import secrets
 
 from grading.enclosed import enclosed
@@ -16,29 +16,31 @@ from grading.session import Session
 SECONDS = 60.0
 
 PROBE = """
-def state(lab):
-    import sys
-    import labkit.checks
-    seen = []
-    def note(name, value):
-        value = getattr(value, "fget", None) or getattr(value, "__func__", value)
-        if hasattr(value, "__code__"):
-            code = value.__code__
-            seen.append((name, id(value), code.co_code, repr(code.co_consts), repr(value.__defaults__)))
-        elif callable(value):
-            seen.append((name, id(value)))
-    parts = ("contract", "forbidden", "registry", "capture")
-    for module in ("labkit", "labkit.checks", *("labkit.checks." + part for part in parts)):
-        for name, value in sorted(vars(sys.modules[module]).items()):
-            note(module + "." + name, value)
-            if isinstance(value, type):
-                for attribute, inner in sorted(vars(value).items()):
-                    note(module + "." + name + "." + attribute, inner)
-    for question in labkit.checks.questions_of(lab):
-        seen.append((question.id, [(i.name, i.share, id(i.run)) for i in question.invariants]))
-    return repr(seen)
-import hashlib
-assert 0 == 1, NONCE + hashlib.sha256(state(LAB).encode()).hexdigest()
+import hashlib, sys, types
+import labkit.checks, labkit.meter
+
+def note(name, value):
+    value = getattr(value, "fget", None) or getattr(value, "__func__", value)
+    if hasattr(value, "__code__"):
+        code = value.__code__
+        seen.append((name, id(value), code.co_code, repr(code.co_consts), code.co_names, repr(value.__defaults__)))
+    elif callable(value) or isinstance(value, types.ModuleType):
+        seen.append((name, id(value)))
+    elif isinstance(value, (int, float, str, tuple)) and not name.rpartition(".")[2].startswith("_"):
+        seen.append((name, repr(value)))
+
+seen = [(q.id, [(i.name, i.share, id(i.run)) for i in q.invariants]) for q in labkit.checks.questions_of(LAB)]
+modules = MODULES or sorted(m for m in sys.modules if m.split(".")[0] == "labkit")
+for module in modules:
+    note(module, sys.modules[module])
+    for name, value in sorted(vars(sys.modules[module]).items()):
+        if sys.modules.get(f"{module}.{name}") is value:
+            continue  # a module of ours that was imported since is no change
+        note(f"{module}.{name}", value)
+        if isinstance(value, type) and value.__module__ == module:
+            for attribute, inner in sorted(vars(value).items()):
+                note(f"{module}.{name}.{attribute}", inner)
+print("\\n" + NONCE, hashlib.sha256(repr(seen).encode()).hexdigest(), *modules)
 """
 
 
@@ -47,16 +49,20 @@ class Canary:
 
     def __init__(self, session: Session, lab: str):
         self._session, self._lab = session, lab
+        self._modules: list[str] = []  # those that were there before the student's first cell
         self._fresh = self._ask()
         if not self._fresh:
             raise RuntimeError("the canary does not work in a fresh kernel")
 
     def _ask(self) -> str:
         nonce = secrets.token_hex(8)
-        source = f"NONCE, LAB = {nonce!r}, {self._lab!r}\n{PROBE}"
-        _, error = self._session.execute(enclosed(source), SECONDS)
-        found = re.fullmatch(rf"AssertionError: {nonce}([0-9a-f]{{64}})", error)
-        return found[1] if found else ""
+        source = f"NONCE, LAB, MODULES = {nonce!r}, {self._lab!r}, {self._modules!r}\n{PROBE}"
+        text, error = self._session.execute(f"{enclosed(source)}\nassert 0 == 1, {nonce!r}", SECONDS)
+        said = text.rpartition("\n" + nonce)[2].split()
+        if error != f"AssertionError: {nonce}" or len(said) < 2:
+            return ""
+        self._modules = said[1:]
+        return said[0]
 
     def trouble(self) -> str:
         """Why the kernel is no longer to be believed, or ""."""

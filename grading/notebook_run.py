@@ -1,8 +1,8 @@
 """Runs one submitted notebook: a crash, a hang or a cheat costs the question it happened in, and no other.
 
-The cells run in order in one sandboxed kernel. When it dies, hangs or stops telling the truth, the cell at fault is
-left out, a new kernel gets the cells that the remaining questions need by name, and the run goes on, until the
-notebook's wall clock is up.
+The cells run in order in one sandboxed kernel, hidden checks after all others. When it dies, hangs or stops telling the
+truth, the cell at fault is left out, a new kernel gets the cells that the remaining questions need by name, and the run
+goes on, until the notebook's wall clock is up.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from nbformat.v4 import new_output
 
 from grading.blackbox import Remote, find_mark, run_hidden
 from grading.canary import Canary, tier
+from grading.checkcell import earned, make_plain, run_check
+from grading.kernel_state import hooks_aside, hooks_back, keep_names, restore_names
 from grading.session import TIMEOUT, KernelLost, Session, failure
 from labkit.cells import Cell, needed, plain_python
 from labkit.labcheck import refusal
@@ -50,7 +52,10 @@ class Report:
 
 @dataclass(frozen=True)
 class Clock:
-    """Seconds for one cell without a limit of its own, the most for any cell, and for the whole notebook."""
+    """Seconds for one cell without a limit of its own, the most for any cell, and for the whole notebook.
+
+    The last quarter is kept for the hidden checks, so that an endless cell does not cost what was earned before it.
+    """
 
     cell: float = 60.0
     longest: float = 600.0
@@ -70,9 +75,11 @@ class NotebookRun:
         self._start = start
         self._session: Session | None = None
         self._canary: Canary | None = None
-        self._deadline = time.monotonic() + clock.notebook
+        self._deadline = time.monotonic() + 0.75 * clock.notebook
         self._cells = [_analysed(n, cell) for n, cell in enumerate(self.code)]
         self._written = {c.id for c in self._cells if c.is_solution or not (c.is_locked or c.source in release)}
+        self._hidden = [n for n, c in enumerate(self._cells) if c.points is not None and find_mark(self.code[n].source)]
+        self._pending = {c.id for c in self._cells if c.points is not None}
         self._banned: set[str] = set()
         self._lost: dict[str, NotebookNode] = {}  # question -> why it gets no points
 
@@ -80,8 +87,14 @@ class NotebookRun:
         """Run everything. Never raises for what a student did."""
         self._refuse()
         try:
-            for n, cell in enumerate(self._cells):
-                self._step(n, cell)
+            for n in range(len(self._cells)):
+                if n in self._hidden:
+                    self._keep(n)
+                else:
+                    self._step(n, n)
+            self._deadline += 0.25 * self.clock.notebook
+            for n in self._hidden:
+                self._step(n, len(self._cells))
         finally:
             self._stop()
         for n, cell in enumerate(self._cells):
@@ -98,12 +111,22 @@ class NotebookRun:
                 self._note("refused" if readable else "unreadable", question, reason)
                 self._lost[question] = failure("Refused", reason)
 
-    def _step(self, n: int, cell: Cell) -> None:
-        node = self.code[n]
+    def _keep(self, n: int) -> None:
+        """At a hidden cell's place: remember the names that its check will see. Without a kernel, a replay does."""
+        if self._session and self._cells[n].question not in self._lost:
+            try:
+                keep_names(self._session, self._cells[n].id)
+            except KernelLost:
+                self._stop()
+
+    def _step(self, n: int, position: int) -> None:
+        """Run cell n; a fresh kernel gets what is needed of the cells before `position` first."""
+        node, cell = self.code[n], self._cells[n]
         node.outputs = []
+        self._pending.discard(cell.id)
         if not cell.source.strip() or (cell.points is not None and cell.question in self._lost):
             return
-        if self._left() <= 0 or not self._ready(n):
+        if self._left() <= 0 or not self._ready(position, cell):
             node.outputs = [failure("OutOfTime", f"the notebook's {self.clock.notebook:.0f} s were used up before")]
             if not any(i.kind == "out_of_time" for i in self.report.incidents):
                 self._note("out_of_time", cell.id, f"the notebook took more than {self.clock.notebook:.0f} s")
@@ -114,20 +137,29 @@ class NotebookRun:
             self.report.slowest_cell_s = max(self.report.slowest_cell_s, time.monotonic() - begun)
             if cell.points is not None or cell.id in self._written:
                 self._ask_canary(cell)
+            if cell.points is not None and self._session:
+                hooks_back(self._session)
         except KernelLost as lost:
             node.outputs.append(failure("KernelLost", str(lost)))
             self._note("crashed" if "died" in str(lost) else "hung", cell.id, str(lost))
             self._banned.add(cell.id)
+            if cell.points is not None:
+                self._lost[cell.question] = failure("KernelLost", str(lost))
             self._stop()
         if cell.points is not None:
-            _make_plain(node, cell.points)
+            make_plain(node, cell.points)
 
     def _run_cell(self, node: NotebookNode, cell: Cell) -> None:
         assert self._session
         seconds = self._seconds(node)
-        mark = find_mark(node.source)
-        if mark and cell.points is not None:
-            self._hidden(node, cell, mark, seconds)
+        if cell.points is not None:
+            hooks_aside(self._session)
+            mark = find_mark(node.source)
+            if mark:
+                self._run_hidden(node, cell, mark, seconds)
+            else:
+                run_check(self._session, node, seconds)
+            self._note_hang(node, cell, seconds)
             return
         source = plain_python(cell.source)
         try:
@@ -141,12 +173,16 @@ class NotebookRun:
             self._session.run(work, seconds)
         finally:
             node.outputs = work.outputs
+        self._note_hang(node, cell, seconds)
+
+    def _note_hang(self, node: NotebookNode, cell: Cell, seconds: float) -> None:
         if any(o.output_type == "error" and o.ename == TIMEOUT for o in node.outputs):
             self._note("hung", cell.id, f"no end after {seconds:.0f} s")
 
-    def _hidden(self, node: NotebookNode, cell: Cell, mark: tuple[str, str], seconds: float) -> None:
+    def _run_hidden(self, node: NotebookNode, cell: Cell, mark: tuple[str, str], seconds: float) -> None:
         """Run a black-box check; all its calls share the cell's time, and after a crash the others fail at once."""
         assert self._session and cell.points is not None
+        restore_names(self._session, cell.id)
         session, until = self._session, time.monotonic() + seconds
         lost: list[str] = []
 
@@ -180,19 +216,22 @@ class NotebookRun:
                 self._lost[culprit] = failure("Tampered", trouble)
             self._stop()
 
-    def _ready(self, n: int) -> bool:
-        """A kernel that has run what the graded cells from here on need; False when time is up before that."""
+    def _ready(self, n: int, cell: Cell) -> bool:
+        """A kernel that has run what `cell` and the graded cells still to come need; False when time is up before."""
         while self._session is None and self._left() > 0:
             at_fault = None
             try:
                 self._open()
-                for cell in self._replay(n):
-                    at_fault = cell
-                    work = copy.deepcopy(self.code[self._cells.index(cell)])
-                    work.source = plain_python(cell.source)
-                    assert self._session
+                for past in self._replay(n, cell):
+                    assert self._session and self._canary
+                    if past.points is not None:
+                        keep_names(self._session, past.id)
+                        continue
+                    at_fault = past
+                    work = copy.deepcopy(self.code[self._cells.index(past)])
+                    work.source = plain_python(past.source)
                     self._session.run(work, self._seconds(work))
-                    at_fault = cell if self._canary and cell.id in self._written and self._canary.trouble() else None
+                    at_fault = past if past.id in self._written and self._canary.trouble() else None
                     if at_fault:
                         raise KernelLost("tampered")
             except KernelLost:
@@ -210,22 +249,29 @@ class NotebookRun:
         self.report.tier = self.report.tier or tier(self._session)
         self._canary = Canary(self._session, self.lab)
 
-    def _replay(self, n: int) -> list[Cell]:
-        before = self._cells[:n]
-        targets = [c.id for c in self._cells[n:] if c.points is not None]
+    def _replay(self, n: int, cell: Cell) -> list[Cell]:
+        """Of the cells before n: locked ones, answers, what those to come need by name, and hidden cells to come."""
+        ids = {c.id for c in self._cells}
+        ahead = [c for c in self._cells if (c.id in self._pending or c is cell) and c.question not in self._lost]
+        targets = {i for c in ahead for i in (c.id, c.question, f"{c.question}_check")} & ids
         by_name = {c.id for c in needed(self._cells, targets)} if targets else set()
+        hidden = {self._cells[h].id for h in self._hidden} & {c.id for c in ahead}
         return [
-            c for c in before
-            if c.points is None and c.id not in self._banned and (c.id in by_name or c.is_locked) and c.source.strip()
+            c for c in self._cells[:n]
+            if c.id in hidden
+            or (c.points is None and c.id not in self._banned and c.source.strip()
+                and (c.is_locked or c.is_solution or c.id in by_name))
         ]  # fmt: skip
 
     def _suspect(self) -> None:
-        """The visible check passed and no hidden one did: nobody need have cheated, but somebody should look."""
-        scores = {c.id: _score(self.code[n]) for n, c in enumerate(self._cells) if c.points}
+        """The visible check passed and most hidden ones did not: nobody need have cheated, but somebody should look."""
+        share = {c.id: earned(self.code[n]) / c.points for n, c in enumerate(self._cells) if c.points}
         for cell in self._cells:
-            full = cell.points and scores.get(cell.id) == cell.points and cell.id == f"{cell.question}_check"
-            if full and scores.get(f"{cell.question}_hidden") == 0:
-                self._note("suspicious", cell.question, "all of the visible check passes and nothing of the hidden one")
+            full = share.get(cell.id, 0) == 1 and cell.id == f"{cell.question}_check"
+            hidden = share.get(f"{cell.question}_hidden", 1)
+            if full and hidden < 0.5:
+                part = f"{hidden:.0%}" if hidden else "nothing"
+                self._note("suspicious", cell.question, f"all of the visible check passes and {part} of the hidden one")
 
     def _seconds(self, node: NotebookNode) -> float:
         return max(1.0, min(float(node.metadata.get("timeout", self.clock.cell)), self.clock.longest, self._left()))
@@ -255,31 +301,3 @@ def _reads(source: str) -> bool:
     except (SyntaxError, ValueError, RecursionError):
         return False
     return True
-
-
-def _score(cell: NotebookNode) -> float:
-    """What a graded cell earned: the number of its first result, 0 after an error."""
-    for output in cell.outputs:
-        if output.output_type == "error":
-            return 0.0
-        if output.output_type == "execute_result":
-            return float(output.data["text/plain"])
-    return 0.0
-
-
-def _make_plain(cell: NotebookNode, points: float) -> None:
-    """nbgrader gives full marks for no result, None, NaN, a list or a negative number; here they are no score."""
-    results = [o for o in cell.outputs if o.output_type == "execute_result"]
-    if any(o.output_type == "error" for o in cell.outputs):
-        cell.outputs = [o for o in cell.outputs if o.output_type != "execute_result"]
-        return
-    try:
-        good = len(results) == 1 and 0 <= float(results[0].data["text/plain"]) <= points
-    except (KeyError, ValueError):
-        good = False
-    if not good:
-        shown = ", ".join(r.data.get("text/plain", "")[:100] for r in results[:3]) or "nothing"
-        cell.outputs = [o for o in cell.outputs if o.output_type != "execute_result"]
-        cell.outputs.append(
-            failure("NoScore", f"the cell should end in a score of 0 to {points}, and ended in {shown}")
-        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from scenarios import SCENARIOS, none_of, scenario
 from toy import answer, at, insert
 
-__all__ = ["SCENARIOS", "SPY"]  # those of scenarios.py and these
+__all__ = ["HISTORY", "SCENARIOS", "SPY"]  # those of scenarios.py and these
 
 WRONG = "def ceil_div(n, size):\n    return 7"
 
@@ -90,6 +90,79 @@ def a_number_that_equals_everything(nb):
         def ceil_div(n, size): return Any(-5)
     """,
     )
+
+
+@scenario(lost=none_of("ceil_div"))
+def another_labkit_and_another_way_to_show_numbers(nb):
+    answer(nb, "ceil_div", WRONG)
+    insert(
+        nb,
+        """
+        from types import SimpleNamespace
+        labkit = SimpleNamespace(check=lambda q, a: q, score=lambda r, points=1: float(points))
+        get_ipython().display_formatter.formatters["text/plain"].for_type(float, lambda x, p, cycle: p.text("2.0"))
+        """,
+    )
+
+
+@scenario(lost=none_of("ceil_div"), note="tampered in ceil_div_check", status="tampered")
+def a_hook_that_patches_the_checks_while_they_run(nb):
+    answer(nb, "ceil_div", WRONG)
+    insert(
+        nb,
+        """
+        import labkit.checks.contract as c
+        true = c.Result.fraction
+        def before(info):
+            if "labkit.score(labkit" in info.raw_cell or "hooks.clear()" in info.raw_cell: c.Result.fraction = 1.0
+        def after(result): c.Result.fraction = true
+        get_ipython().events.register("pre_run_cell", before)
+        get_ipython().events.register("post_run_cell", after)
+        """,
+    )
+
+
+@scenario(lost=none_of("ceil_div"))
+def a_transformer_that_writes_another_check(nb):
+    answer(nb, "ceil_div", WRONG)
+    insert(
+        nb,
+        """
+        def other(lines): return ["2.0"] if any("labkit.score" in line for line in lines) else lines
+        get_ipython().input_transformers_post.append(other)
+        """,
+    )
+
+
+@scenario(note="tampered in cell", status="tampered")
+def a_kinder_meter_and_a_kinder_comparison(nb):
+    insert(nb, "import labkit.meter\nlabkit.meter.measure_many = lambda calls, **k: []")
+    insert(nb, "import labkit.checks.compare\nlabkit.checks.compare.close = lambda *a, **k: 0.0", after="total")
+    insert(nb, "import labkit.meter.calls as m\nm.measure = None", after="softmax")
+
+
+HISTORY = "LEAK: "
+
+
+@scenario()
+def the_hidden_checks_looked_for_in_the_history(nb):
+    insert(
+        nb,
+        f"""
+        import linecache
+        texts = [*In, *map(str, Out.values()), *(''.join(v[2]) for v in linecache.cache.values() if len(v) > 2)]
+        texts += [str(v) for v in globals().values() if isinstance(v, str)]
+        print({HISTORY!r}, [t for t in texts if "6250" + "1" in t or "PAY" + "LOAD" in t])
+        """,
+        after="softmax_hidden",
+    )
+
+
+@scenario()
+def a_later_cell_that_uses_a_helpers_name_again(nb):
+    """Hidden checks run last, and see the names as they were at their cell."""
+    answer(nb, "ceil_div", "def part(n, size): return n // size\ndef ceil_div(n, size): return -part(-n, size)")
+    insert(nb, "part = 'of a whole'\nceil_div = 7", after="softmax")
 
 
 @scenario(lost=none_of("softmax"), note="refused in softmax: `kernels.toy_answer", status="tampered")

@@ -10,7 +10,7 @@ from pathlib import Path
 import nbformat
 import pytest
 import toy
-from cheats import SCENARIOS, SPY
+from cheats import HISTORY, SCENARIOS, SPY
 from nbformat import NotebookNode
 from toy import LAB
 
@@ -23,6 +23,7 @@ from grading.sandbox import unavailable
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=f"no sandbox here: {unavailable()}")
 
 SETTINGS = {"cell_seconds": float(toy.CELL_SECONDS), "longest_cell_seconds": float(toy.CELL_SECONDS)}
+ALWAYS = {"perfect", "a_changed_data_file", "an_endless_print", "the_hidden_checks_looked_for_in_the_history"}
 MARKER = "camp-test-left-behind"
 
 
@@ -54,7 +55,7 @@ def graded(tmp_path_factory, request) -> Class:
         for item in request.session.items
         if "student" in getattr(item, "fixturenames", ())
     }
-    for student in SCENARIOS.keys() & (wanted | {"perfect", "a_changed_data_file", "an_endless_print"}):
+    for student in SCENARIOS.keys() & (wanted | ALWAYS):
         notebook = toy.solved(course)
         SCENARIOS[student].edit(notebook)
         place = toy.hand_in(handed_in, student, notebook)
@@ -149,3 +150,7 @@ def test_the_feedback_shows_points_and_nothing_of_a_hidden_check(graded: Class, 
 
 def test_the_instructor_reads_why_a_hidden_check_failed(graded: Class):
     assert "wrong for a million tokens: the hidden message" in graded.said("an_answer_that_fails_one_hidden_check")
+
+
+def test_a_later_cell_finds_nothing_of_a_hidden_check(graded: Class):
+    assert f"{HISTORY} []" in graded.said("the_hidden_checks_looked_for_in_the_history")
