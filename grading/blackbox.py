@@ -16,6 +16,7 @@ import re
 import secrets
 import textwrap
 import time
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ from labkit.checks import Failed, require
 
 __all__ = ["Failed", "Remote", "Verdict", "find_mark", "hidden_check", "require", "run_hidden"]
 
+RESULT_BYTES = 64_000_000  # unpacked; what comes over the wire is bounded by the session
 MARK = re.compile(r"^\s*# blackbox: (\w+):(\w+)\s*$", re.MULTILINE)
 
 # Runs in the student's process, enclosed. The driver sees a copy of the notebook's names, without those that hide a
@@ -95,7 +97,7 @@ class Remote:
         try:
             values = _unpack(line[len(nonce) :])
         except Exception as broken:
-            raise StudentError(f"{name}: the result could not be read ({type(broken).__name__})") from None
+            raise StudentError(f"{name}: the result could not be read ({type(broken).__name__}: {broken})") from None
         return values[0] if len(values) == 1 else tuple(values)
 
 
@@ -114,6 +116,11 @@ def _pack(values: tuple) -> str:
 
 
 def _unpack(text: str) -> list:
+    """ValueError for a reply that would grow beyond RESULT_BYTES: a few kilobytes of it may be gigabytes of zeros."""
+    with zipfile.ZipFile(io.BytesIO(base64.b64decode(text))) as archive:
+        size = sum(member.file_size for member in archive.infolist())
+    if size > RESULT_BYTES:
+        raise ValueError(f"the result has {size} bytes, {RESULT_BYTES} are allowed")
     arrays = np.load(io.BytesIO(base64.b64decode(text)), allow_pickle=False)
     kinds = json.loads(str(arrays["kinds"]))
     return [arrays[f"a{i}"] if k == "nd" else json.loads(str(arrays[f"a{i}"])) for i, k in enumerate(kinds)]

@@ -39,12 +39,16 @@ SYSTEM = (
 @dataclass(frozen=True)
 class Limits:
     """What one kernel may take. memory_gb is address space, and is not applied where a CUDA device is used (its driver
-    reserves far more than it uses). cpu_s counts all threads. file_mb is the size of one file, disk_mb of all."""
+    reserves far more than it uses). cpu_s counts all threads. file_mb is the size of one file, disk_mb of all, and
+    runtime_mb of those beside the sockets, which lie on the host's disk. tasks: processes and threads; Linux counts
+    them for each user namespace from 5.14 on, and does not hold root to it."""
 
     memory_gb: float = 8.0
     cpu_s: int = 3600
     file_mb: int = 256
     disk_mb: int = 1024
+    runtime_mb: int = 64
+    tasks: int = 512
 
 
 @functools.cache
@@ -110,7 +114,8 @@ class Box:
         kernel = ["-m", "ipykernel_launcher", "-f", "{connection_file}", "--HistoryManager.hist_file=:memory:"]
         if not self.isolated:
             return [sys.executable, *kernel]
-        return [*self._limits(), *self._bwrap(), sys.executable, *kernel]
+        inner = ["prlimit", f"--nproc={self.limits.tasks}"]  # inside, where only the box's own tasks count
+        return [*self._limits(), *self._bwrap(), *inner, sys.executable, *kernel]
 
     def environment(self) -> dict[str, str]:
         """What the kernel gets of the environment: nothing is inherited, so no credential of the grader's leaks."""

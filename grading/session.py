@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -26,6 +28,7 @@ REPLY_BYTES = 64_000_000  # what one call of a hidden check may send back
 CELL_OUTPUTS = 200
 TIMEOUT = "CellTimeoutError"
 TIMED_OUT = {"ename": "CampTimeout", "evalue": "", "traceback": []}  # a reply of nbclient's own, never the kernel's
+CROWDED = "the kernel died, since it filled the folder of its sockets, which is on the grader's disk"
 CUT = "\n... output cut here ...\n"
 
 
@@ -51,6 +54,12 @@ class _Client(NotebookClient):
 
     room = CELL_BYTES
     count = CELL_OUTPUTS
+    crowded: Callable[[], bool] = staticmethod(lambda: False)  # asked each second, with whether the kernel lives
+
+    async def _async_check_alive(self) -> None:
+        if self.crowded():
+            raise DeadKernelError("too many files")
+        await super()._async_check_alive()
 
     def process_message(self, msg: dict, cell: NotebookNode, cell_index: int) -> NotebookNode | None:
         """A message may hold anything, since a student's code can send its own: what cannot be read costs its cell."""
@@ -84,6 +93,18 @@ class _Client(NotebookClient):
             content["evalue"] = content["evalue"][:10_000]
             content["traceback"] = [line[:10_000] for line in content["traceback"][-100:]]
         return super().output(outs, msg, display_id, cell_index)
+
+
+def _fills(folder: Path, limit: int) -> bool:
+    """Whether what lies in the folder takes more than `limit` bytes of disk, or is more than a thousand files."""
+    taken = count = 0
+    for place, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            with contextlib.suppress(OSError):
+                taken, count = taken + 512 * os.lstat(os.path.join(place, name)).st_blocks, count + 1
+            if taken > limit or count > 1000:
+                return True
+    return False
 
 
 def _valid(outputs: list[NotebookNode]) -> list[NotebookNode]:
@@ -123,6 +144,8 @@ class Session:
             store_widget_state=False, startup_timeout=120, on_cell_executed=self._note_timeout,
         )  # fmt: skip
         self._client.log.setLevel("CRITICAL")
+        if box.isolated:  # else it is the kernel's home, with its caches
+            self._client.crowded = lambda: _fills(self._runtime, box.limits.runtime_mb << 20)
         try:
             where = str(self._runtime if box.isolated else box.data)
             self._client.start_new_kernel(env=box.environment(), cwd=where, stdout=DEVNULL, stderr=DEVNULL)
@@ -144,13 +167,15 @@ class Session:
         try:
             self._client.execute_cell(cell, 0, store_history=history)
         except DeadKernelError:
-            raise KernelLost("the kernel died") from None
+            raise KernelLost(CROWDED if self._client.crowded() else "the kernel died") from None
         except (CellTimeoutError, RuntimeError):
             raise KernelLost(f"no end after {self._client.timeout} s, nor after an interrupt") from None
         except Exception as error:  # a reply that a student's code sent in the kernel's name
             raise KernelLost(f"the kernel died for its grader: {type(error).__name__} in its reply") from None
         finally:
             cell.outputs = _valid(cell.outputs)
+        if self._client.crowded():
+            raise KernelLost(CROWDED)
         for output in cell.outputs:
             if output.output_type == "stream":
                 output.text = _as_seen(output.text)

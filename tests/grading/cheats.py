@@ -141,6 +141,27 @@ def a_kinder_meter_and_a_kinder_comparison(nb):
     insert(nb, "import labkit.meter.calls as m\nm.measure = None", after="softmax")
 
 
+@scenario(note="crashed in cell3: the kernel died, since it filled the folder", status="graded")
+def a_disk_filled_through_the_folder_of_the_sockets(nb):
+    insert(
+        nb,
+        """
+        import glob, time
+        place = glob.glob("/tmp/camp-*")[0]
+        for i in range(1, 99):
+            with open(f"{place}/fill{i}", "wb") as f: f.write(bytes(50_000_000))
+            time.sleep(0.1)
+        """,
+        after="ceil_div",
+    )
+
+
+@scenario(lost=none_of("softmax"))
+def a_small_reply_of_800_mb(nb):
+    insert(nb, "np.savez = np.savez_compressed")
+    answer(nb, "softmax", "def softmax(x):\n    return np.zeros(10**8)")
+
+
 HISTORY = "LEAK: "
 
 

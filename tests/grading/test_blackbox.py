@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from grading import blackbox
 from grading.blackbox import Failed, Remote
 from labkit.cells import run_cell
 
@@ -51,3 +52,11 @@ def test_an_answer_that_is_missing_or_raises_is_named(notebook, remote):
     exec("def answer(x):\n    raise KeyError(x)", notebook)
     with pytest.raises(Failed, match="answer raised KeyError: 1"):
         remote.call("answer", 1)
+
+
+def test_a_small_reply_that_grows_is_refused_before_it_does(notebook, remote, monkeypatch):
+    monkeypatch.setattr(np, "savez", np.savez_compressed)
+    notebook["answer"] = lambda n: np.zeros(n)
+    assert len(remote.call("answer", 10)) == 10
+    with pytest.raises(Failed, match=r"could not be read \(ValueError: the result has 80000360 bytes"):
+        remote.call("answer", blackbox.RESULT_BYTES // 8 + 2_000_000 + 10)

@@ -37,6 +37,7 @@ def test_the_box_has_no_network_no_capabilities_and_limits(tmp_path):
     command = " ".join(box(tmp_path, limits=Limits(memory_gb=2, cpu_s=30)).command())
     for part in ("--unshare-all", "--cap-drop ALL", "--clearenv", "--die-with-parent", "--cpu=30", f"--as={2 << 30}"):
         assert part in command, command
+    assert command.index("bwrap") < command.index("--nproc=512"), "outside, all of the grader's tasks would count"
 
 
 def test_with_a_gpu_its_devices_are_bound_and_address_space_is_free(tmp_path, monkeypatch):
