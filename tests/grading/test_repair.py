@@ -13,8 +13,8 @@ from nbformat.v4 import new_output
 from nbgrader.utils import determine_grade
 from toy import LAB
 
+from grading.checkcell import make_plain
 from grading.clean import clean_notebook
-from grading.notebook_run import _make_plain
 from grading.outputs import StderrIsNotFailure
 from grading.repair import repair
 from grading.session import _as_seen
@@ -58,7 +58,7 @@ def test_an_untouched_notebook_needs_no_repair(course, release):
 
 def scored(*outputs: NotebookNode) -> list[NotebookNode]:
     cell = nbformat.v4.new_code_cell("x", outputs=list(outputs))
-    _make_plain(cell, points=5.0)
+    make_plain(cell, points=5.0)
     return cell.outputs
 
 
