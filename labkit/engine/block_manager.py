@@ -1,0 +1,65 @@
+"""Which blocks a request owns: the pool of labkit.block_pool, as the scheduler uses it."""
+
+from __future__ import annotations
+
+from labkit.block_pool import BlockPool
+from labkit.engine.counters import Counters
+from labkit.engine.requests import Request
+from labkit.sequences import OutOfBlocks
+
+
+class BlockManager:
+    """Gives requests blocks and takes them back; every method does all of its work, or nothing and says so.
+
+    prefix_caching: whether full blocks are found again by their content. counters: prefix queries and hits go there.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int, prefix_caching: bool, counters: Counters):
+        self.pool = BlockPool(num_blocks, block_size)
+        self.prefix_caching = prefix_caching
+        self._counters = counters
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold this many tokens."""
+        return -(-num_tokens // self.pool.block_size)
+
+    def grow(self, request: Request, num_tokens: int) -> bool:
+        """Let the request own room for its first num_tokens tokens. False if the pool has too few free blocks."""
+        missing = self.blocks_for(num_tokens) - len(request.block_table)
+        if missing <= 0:
+            return True
+        try:
+            request.block_table += self.pool.allocate(missing)
+        except OutOfBlocks:
+            return False
+        return True
+
+    def admit(self, request: Request, budget: int, spare: int) -> int:
+        """Blocks for a waiting request's cached prefix and for a first chunk of at most `budget` tokens after it.
+
+        spare: blocks that must stay free. Gives the chunk's length; 0 if it does not fit, and then nothing changed.
+        """
+        prefix = self.pool.match_prefix(request.tokens) if self.prefix_caching else []
+        cached = len(prefix) * self.pool.block_size
+        chunk = min(len(request) - cached, budget)
+        missing = self.blocks_for(cached + chunk) - len(prefix)
+        if missing + spare > self.pool.num_free:
+            self.pool.release(prefix)
+            return 0
+        request.block_table = prefix + self.pool.allocate(missing)
+        request.num_computed = request.cached = cached
+        if self.prefix_caching:
+            self._counters.prefix_queries += len(request)
+            self._counters.prefix_hits += cached
+        return chunk
+
+    def remember(self, request: Request, before: int) -> None:
+        """Make the blocks that were filled since num_computed was `before` findable by their content."""
+        size = self.pool.block_size
+        if self.prefix_caching and request.num_computed // size > before // size:
+            self.pool.register(request.tokens[: request.num_computed], request.block_table)
+
+    def release(self, request: Request) -> None:
+        """Take all blocks back; their content stays in the prefix cache until they are needed."""
+        table, request.block_table, request.num_computed = request.block_table, [], 0
+        self.pool.release(table)

@@ -1,0 +1,137 @@
+"""Greedy tokens are those of transformers on the same weights, whatever the engine does to get them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from labkit.engine import Engine, Priority, SamplingParams
+
+NEW = 20
+GREEDY = SamplingParams(max_tokens=NEW, ignore_eos=True)
+FORCED = {"num_blocks": 9, "max_num_batched_tokens": 20}  # 144 tokens for six requests that end with 297
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[list[int]]:
+    generator = torch.Generator().manual_seed(1)
+    made = [torch.randint(3, 2048, (n,), generator=generator).tolist() for n in (5, 33, 70, 17, 1)]
+    return [*made[:3], [*made[2][:48], 7, 8, 9], *made[3:]]  # two share a prefix of three blocks
+
+
+@pytest.fixture(scope="module")
+def expected(tiny, family, prompts) -> list[list[int]]:
+    """What transformers generates, one prompt at a time."""
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(tiny(family), dtype=torch.float32)
+
+    def generate(prompt: list[int]) -> list[int]:
+        settings = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None}
+        return model.generate(torch.tensor([prompt]), **settings)[0, len(prompt) :].tolist()
+
+    return [generate(prompt) for prompt in prompts]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        FORCED,
+        {**FORCED, "prefix_caching": False},
+        {**FORCED, "block_size": 7, "num_blocks": 20},
+        {**FORCED, "graphs": "capture", "policy": Priority()},
+        {"graphs": "padded", "max_num_seqs": 6, "capture_sizes": (4,)},
+    ],
+    ids=["roomy", "forced", "no-prefix-cache", "odd-blocks", "forced-captured", "padded"],
+)
+def test_tokens_equal_those_of_transformers(tiny, family, prompts, expected, options, assert_whole):
+    engine = Engine.load(tiny(family), max_model_len=128, **options)
+    for round_ in ("first", "with a warm prefix cache"):
+        tokens = engine.generate(prompts, GREEDY)
+        for i, (got, want) in enumerate(zip(tokens, expected, strict=True)):
+            assert got == want, f"{round_}: prompt {i} of {len(prompts[i])} tokens differs"
+    counts = engine.counters
+    if options.get("num_blocks") == 9:
+        assert counts.preemptions > 0, "nothing was preempted: the test has lost its teeth"
+    if options.get("prefix_caching", True):
+        assert counts.prefix_hits > 0, "no prefix was found again"
+    if options.get("graphs") == "capture":
+        assert counts.replays == counts.graph_steps > 0 and counts.captures == 4
+    assert_whole(engine)
+
+
+@pytest.mark.slow  # every step is interpreted
+def test_our_kernels_in_the_interpreter_give_the_tokens_of_transformers(tiny, family, prompts, expected):
+    engine = Engine.load(
+        tiny(family), max_model_len=128, attention="triton", graphs="capture", max_num_seqs=4, **FORCED
+    )
+    assert engine.generate(prompts, GREEDY) == expected
+    assert engine.counters.replays > 0 and engine.counters.preemptions > 0
+
+
+@pytest.mark.parametrize("graphs", ["off", "capture"])
+def test_our_kernels_give_the_tokens_of_plain_torch(mini, graphs):
+    prompts = [[3, 1, 4, 1, 5, 9, 2, 6, 5, 3], [2, 7, 1], [3, 1, 4, 1, 5, 9, 2, 6]]
+    options = {"max_num_batched_tokens": 8, "max_num_seqs": 2}
+    params = SamplingParams(max_tokens=5, ignore_eos=True)
+    want = mini(**options).generate(prompts, params)
+    assert mini(attention="triton", graphs=graphs, **options).generate(prompts, params) == want
+
+
+def test_norms_rope_and_activation_through_a_compiler_give_the_same_tokens(mini, monkeypatch):
+    compiled = []
+
+    def compile_eagerly(function, **options):
+        compiled.append((function.__name__, options))
+        return function
+
+    monkeypatch.setattr(torch, "compile", compile_eagerly)
+    params = SamplingParams(max_tokens=5, ignore_eos=True)
+    assert mini(fuse=True).generate([[1, 2, 3]], params) == mini().generate([[1, 2, 3]], params)
+    assert [name for name, _ in compiled] == ["rms_norm", "add_rms_norm", "rope", "silu_mul"]
+
+
+@pytest.mark.slow  # compiles C++
+def test_torch_compile_itself_gives_the_same_tokens(mini):
+    params = SamplingParams(max_tokens=8, ignore_eos=True)
+    assert mini(fuse=True).generate([[1, 2, 3], [4]], params) == mini().generate([[1, 2, 3], [4]], params)
+
+
+def test_a_sharded_checkpoint_is_the_same_model(tiny, tmp_path):
+    import json
+
+    from safetensors.torch import load_file, save_file
+
+    source = tiny("qwen3")
+    tensors = load_file(source / "model.safetensors")
+    names = sorted(tensors)
+    shards = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
+    for file, held in shards.items():
+        save_file({name: tensors[name] for name in held}, tmp_path / file)
+    index = {"weight_map": {name: file for file, held in shards.items() for name in held}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
+    made = [Engine.load(folder, max_model_len=64).generate([[5, 6, 7]]) for folder in (source, tmp_path)]
+    assert made[0] == made[1]
+    (tmp_path / "b.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match=r"lacks b\.safetensors"):
+        Engine.load(tmp_path)
+
+
+def test_llama_3_stretches_rope_as_transformers_does():
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    from labkit.engine import ModelConfig
+    from labkit.engine.model import rope_table
+
+    scaling = {
+        "rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64,
+    }  # fmt: skip
+    theirs = LlamaConfig(rope_parameters=scaling, head_dim=64, max_position_embeddings=512)
+    frequency, factor = ROPE_INIT_FUNCTIONS["llama3"](theirs, "cpu")
+    angles = torch.outer(torch.arange(512).float(), frequency).repeat(1, 2)
+    mine = rope_table(ModelConfig.from_dict(theirs.to_dict()), 512, torch.float32, torch.device("cpu"))
+    torch.testing.assert_close(mine, torch.stack((angles.cos(), angles.sin())) * factor, rtol=1e-4, atol=1e-4)
