@@ -138,3 +138,24 @@ def paged_prefill(
         o, sums = flash_attention(q[None, mine], k, v, causal=True, scale=scale, dtype=dtype)
         out[mine], lse[:, mine] = o[0], sums[0]
     return out, lse
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float, *, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """x / rms(x) * weight over the last dimension, computed in `dtype`."""
+    x = x.to(dtype)
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight.to(dtype)
+
+
+def rotate(
+    x: torch.Tensor, rope_table: torch.Tensor, positions: torch.Tensor, *, dtype: torch.dtype = torch.float64
+) -> torch.Tensor:
+    """Rotary embedding on halves, computed in `dtype`. x: [rows, heads, head_dim]; others as in kernels.fused."""
+    cos, sin = rope_table[:, positions.long(), None].to(dtype)  # (rows, 1, head_dim) each
+    low, high = x.to(dtype).chunk(2, -1)
+    return x.to(dtype) * cos + torch.cat((-high, low), -1) * sin
+
+
+def silu_mul(gate_up: torch.Tensor, *, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """silu(gate) * up of the two halves of the last dimension, computed in `dtype`."""
+    gate, up = gate_up.to(dtype).chunk(2, -1)
+    return gate * torch.sigmoid(gate) * up

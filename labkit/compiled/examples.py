@@ -72,6 +72,55 @@ def _flash_attention_hopper() -> Call:
     return Call(launch, (q, k, k, torch.empty_like(q), None, True, 128**-0.5))
 
 
+def _skinny_matmul() -> Call:
+    from kernels.skinny_matmul import skinny_matmul
+
+    x, w = torch.empty(1, 4096, dtype=torch.bfloat16), torch.empty(6144, 4096, dtype=torch.bfloat16)
+    return Call(skinny_matmul, (x, w))
+
+
+def _skinny_matmul_gated() -> Call:
+    from kernels.skinny_matmul import skinny_matmul
+
+    x, w = torch.empty(16, 4096, dtype=torch.bfloat16), torch.empty(24576, 4096, dtype=torch.bfloat16)
+    return Call(skinny_matmul, (x, w), {"gated": True})
+
+
+def _embed() -> Call:
+    from kernels.fused import embed
+
+    index = torch.zeros(16, dtype=torch.int32)
+    return Call(embed, (index, index, torch.empty(1024, 4096, dtype=torch.bfloat16)))
+
+
+def _add_rms_norm() -> Call:
+    from kernels.fused import add_rms_norm
+
+    x, residual = torch.empty(4, 16, 4096), torch.empty(16, 4096, dtype=torch.bfloat16)
+    return Call(add_rms_norm, (x, residual, residual[0], 1e-6))
+
+
+def _rope_write() -> Call:
+    from kernels.fused import rope_write
+
+    cache = torch.empty(64, 16, 8, 128, dtype=torch.bfloat16)
+    index, norm = torch.zeros(16, dtype=torch.int32), torch.empty(128, dtype=torch.bfloat16)
+    args = torch.empty(4, 16, 6144), cache, cache, torch.empty(2, 4096, 128, dtype=torch.bfloat16), index, index, 32
+    return Call(rope_write, args, {"q_norm": norm, "k_norm": norm})
+
+
+def _silu_mul() -> Call:
+    from kernels.fused import silu_mul
+
+    return Call(silu_mul, (torch.empty(128, 24576, dtype=torch.bfloat16), torch.bfloat16))
+
+
+def _argmax() -> Call:
+    from kernels.fused import argmax
+
+    return Call(argmax, (torch.empty(16, 151936, dtype=torch.bfloat16), torch.zeros(16, dtype=torch.int32)))
+
+
 HEADS = "32 query and 8 KV heads of 128, bf16"
 EXAMPLES = (
     Example(
@@ -83,6 +132,13 @@ EXAMPLES = (
     Example(
         "flash_attention_hopper.launch", f"2,048 tokens, causal, {HEADS}", _flash_attention_hopper, archs=("sm_90",)
     ),
+    Example("skinny_matmul.skinny_matmul", "1 token, 4,096 to 6,144, bf16", _skinny_matmul),
+    Example("skinny_matmul.skinny_matmul", "16 tokens, 4,096 to 2 x 12,288, gated, bf16", _skinny_matmul_gated),
+    Example("fused.embed", "16 tokens of 4,096, bf16", _embed),
+    Example("fused.add_rms_norm", "16 rows of 4,096 in 4 parts, bf16", _add_rms_norm),
+    Example("fused.rope_write", f"16 tokens, {HEADS}, in 4 parts, block size 16", _rope_write),
+    Example("fused.silu_mul", "128 rows of 2 x 12,288, bf16", _silu_mul),
+    Example("fused.argmax", "16 rows of 151,936, bf16", _argmax),
 )
 
 
