@@ -1,0 +1,171 @@
+"""An attention backend of vLLM that runs a function of ours: by default the Triton kernels in `kernels`.
+
+On CUDA the backend is vLLM's Triton backend with another `forward`: its metadata builder, its cache layout and its
+write of K and V stay, so decode steps are captured in CUDA graphs as with the stock one. vLLM calls it CUSTOM. On a CPU
+vLLM has one slot for attention and ignores CUSTOM, so that slot is taken; its own kernel stores K and V in another
+order inside a block, so the write is ours as well. Triton kernels run there in Triton's interpreter.
+
+Before an engine's first step, and so before a graph is captured, the function is proved on random inputs of the model's
+shape (`gate.fault_of`). One that fails is not used: the stock backend stays, and a warning says why.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from kernels.flash_attention_paged import paged_prefill
+from kernels.paged_attention import Workspace, paged_attention
+from labkit.serve import plugins
+from labkit.serve.plugins import gate
+
+Attention = Callable[..., torch.Tensor]
+"""f(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, scale) -> [num_tokens, num_heads, head_dim], shapes as in
+kernels.flash_attention_paged: decode steps and chunks of prompts may be in one batch."""
+
+_workspaces: dict[tuple, Workspace] = {}
+_injected: Attention | None = None
+CUDA_BACKEND = "labkit.serve.plugins.attention_cuda.LabBackend"
+CPU_BACKEND = "labkit.serve.plugins.attention_cpu.LabBackend"
+
+
+def register() -> None:
+    """Put our backend where vLLM looks: CUSTOM on CUDA, the one slot on a CPU."""
+    from vllm.platforms import current_platform
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
+
+    if current_platform.is_cpu():
+        register_backend(AttentionBackendEnum.CPU_ATTN, CPU_BACKEND)
+    else:
+        register_backend(AttentionBackendEnum.CUSTOM, CUDA_BACKEND)
+
+
+def inject(function: Attention | None) -> None:
+    """Use this function in the engines that start in this process from now on; None for vLLM's own attention again.
+
+    For a notebook, with VLLM_ENABLE_V1_MULTIPROCESSING=0. A server's processes get theirs through LABKIT_ATTENTION.
+    """
+    global _injected
+    from vllm.v1.attention import selector
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    selector._cached_get_attn_backend.cache_clear()  # an engine before this one may have looked its backend up
+    _injected = function
+    if function is not None:
+        register()
+        return
+    for slot in (AttentionBackendEnum.CPU_ATTN, AttentionBackendEnum.CUSTOM):
+        slot.clear_override()
+
+
+def chosen() -> Attention:
+    """The function to run: the injected one, else what LABKIT_ATTENTION names, `kernels` or `module:function`."""
+    if _injected is not None:
+        return _injected
+    name = os.environ.get(plugins.ATTENTION, "kernels")
+    if name == "kernels":
+        return kernels_attention
+    module, colon, function = name.partition(":")
+    if not colon:
+        raise ValueError(f"{plugins.ATTENTION}: expected kernels or module:function, and got {name!r}")
+    return getattr(importlib.import_module(module), function)
+
+
+def kernels_attention(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor, seq_lens: torch.Tensor,
+    cu_seqlens_q: torch.Tensor, scale: float, out: torch.Tensor | None = None, decode: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """`kernels.paged_attention` for a batch of decode steps, `kernels.flash_attention_paged` for all others.
+
+    Arguments as in `Attention`. out: written and returned, if given. decode: whether every sequence has one query,
+    which is known on the host; read from the device, it would break a graph's capture.
+    """
+    if decode and q.shape[0] == seq_lens.shape[0]:
+        workspace = workspace_for(q.shape[1], k_cache.shape[2], q.shape[2], q.dtype, q.device)
+        return paged_attention(q, k_cache, v_cache, block_table, seq_lens, scale=scale, out=out, workspace=workspace)
+    return paged_prefill(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, scale=scale, out=out)
+
+
+def workspace_for(
+    num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+) -> Workspace:
+    """One workspace for all layers of a shape. Made at the latest by `install`: memory that is allocated while a graph
+    is captured belongs to that graph, and another one's replay would find it overwritten."""
+    key = (num_heads, num_kv_heads, head_dim, dtype, device)
+    if key not in _workspaces:
+        _workspaces[key] = Workspace.allocate(num_heads, num_kv_heads, head_dim, dtype, device)
+    return _workspaces[key]
+
+
+def run(function: Attention, impl: Any, query: torch.Tensor, kv_cache: torch.Tensor, metadata: Any, out: torch.Tensor):
+    """Attention of one layer in one step, written to `out`: query and out [num_tokens, num_heads, head_dim].
+
+    kv_cache: [num_blocks, num_kv_heads, block_size, 2 * head_dim], K and V side by side, in any memory order.
+    """
+    tokens = metadata.num_actual_tokens
+    k_cache, v_cache = halves(kv_cache)
+    arguments = (
+        query[:tokens], k_cache, v_cache, metadata.block_table, metadata.seq_lens, metadata.query_start_loc, impl.scale,
+    )  # fmt: skip
+    if function is kernels_attention:
+        kernels_attention(*arguments, out=out[:tokens], decode=metadata.max_query_len == 1)
+    else:
+        out[:tokens] = function(*arguments)
+    return out
+
+
+def halves(kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Views of K and V, each [num_blocks, block_size, num_kv_heads, head_dim]."""
+    k_cache, v_cache = kv_cache.transpose(1, 2).chunk(2, dim=-1)
+    return k_cache, v_cache
+
+
+def unsupported(impl: Any) -> str:
+    """Why this layer is none for our kernels, or "": they know causal attention over a plain cache, nothing more."""
+    features = {
+        "alibi": getattr(impl, "alibi_slopes", None) is not None,
+        "a sliding window": getattr(impl, "sliding_window", None) not in (None, -1, (-1, -1)),
+        "a soft cap": bool(getattr(impl, "logits_soft_cap", None)),
+        "attention sinks": getattr(impl, "sinks", None) is not None,
+        "a quantised KV cache": getattr(impl, "kv_cache_dtype", "auto") not in ("auto", "bfloat16", "float16"),
+        f"attention of type {impl.attn_type}": impl.attn_type != "decoder",
+        "a KV cache shared between layers": getattr(impl, "kv_sharing_target_layer_name", None) is not None,
+    }
+    return next((f"this layer has {name}" for name, has in features.items() if has), "")
+
+
+def install(builder: Any, layer_names: list[str]) -> None:
+    """Give the layers of a metadata builder their function, once it is proved for their shape.
+
+    Layers that it does not fit keep vLLM's own attention (`impl.attention` is None), with a warning that says why.
+    """
+    from vllm.logger import init_logger
+
+    spec, device = builder.kv_cache_spec, torch.device(builder.device)
+    for name in layer_names:
+        impl = builder.vllm_config.compilation_config.static_forward_context[name].impl
+        shape = gate.Shape(impl.num_heads, spec.num_kv_heads, spec.head_size, spec.block_size, spec.dtype)
+        workspace_for(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.dtype, device)
+        fault = unsupported(impl) or gate.fault_of(_as_served(chosen()), shape, device)
+        impl.attention = None if fault else chosen()
+        if fault:
+            init_logger("vllm.labkit").warning("labkit's attention is not used in %s: %s", name, fault)
+
+
+@functools.cache
+def _as_served(function: Attention) -> Attention:
+    """The function as a step calls it: ours is told what is a decode step, which a tensor does not say."""
+    if function is not kernels_attention:
+        return function
+
+    def served(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *others: Any) -> torch.Tensor:
+        table, seq_lens, starts, scale = others
+        decode = q.shape[0] == seq_lens.shape[0]
+        return kernels_attention(q, k_cache, v_cache, table, seq_lens, starts, scale, decode=decode)
+
+    return served

@@ -1,0 +1,63 @@
+"""Our attention as vLLM's CUSTOM backend on CUDA, around its Triton backend. Imported by vLLM, by name."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from vllm.v1.attention.backend import AttentionCGSupport
+from vllm.v1.attention.backends.triton_attn import (
+    TritonAttentionBackend,
+    TritonAttentionImpl,
+    TritonAttentionMetadataBuilder,
+)
+
+from labkit.serve.plugins import attention
+
+
+class LabImpl(TritonAttentionImpl):
+    """attention: the function that is proved for this layer; None where vLLM's Triton attention stays."""
+
+    attention: attention.Attention | None = None
+
+    def forward(
+        self, layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor,
+        attn_metadata: Any, output: torch.Tensor, *args: Any, **kwargs: Any,
+    ) -> torch.Tensor:  # fmt: skip
+        """See `attention.run`; attn_metadata is None while the engine measures its memory."""
+        if self.attention is None or attn_metadata is None:
+            return super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
+        return attention.run(self.attention, self, query, kv_cache, attn_metadata, output)
+
+
+class LabBuilder(TritonAttentionMetadataBuilder):
+    """The stock builder; when it is made, before any graph is captured, our function is put to the proof.
+
+    Graphs hold decode steps only: which of our two kernels runs is decided on the host, so a graph of mixed batches
+    would replay the wrong one.
+    """
+
+    _cudagraph_support: ClassVar[AttentionCGSupport] = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        attention.install(self, layer_names)
+
+
+class LabBackend(TritonAttentionBackend):
+    """vLLM asks for it by the name CUSTOM (`--attention-backend CUSTOM`)."""
+
+    @staticmethod
+    def get_name() -> str:
+        """The name of the slot that it is registered in."""
+        return "CUSTOM"
+
+    @staticmethod
+    def get_impl_cls() -> type[LabImpl]:
+        """What attends."""
+        return LabImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[LabBuilder]:
+        """What prepares a step's metadata."""
+        return LabBuilder

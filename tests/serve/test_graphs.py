@@ -1,0 +1,148 @@
+"""What vLLM's dispatcher says, and sizes that fit the traffic."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from importlib.util import find_spec
+
+import pytest
+
+from labkit import workload
+from labkit.serve import graphs
+from labkit.serve.graphs import Budget, Dispatch, Dispatcher
+from labkit.workload import Request
+
+needs_vllm = pytest.mark.skipif(not find_spec("vllm"), reason="vLLM is not installed: its dispatcher cannot be asked")
+SIZES = [1, 2, 4, 8, 16]
+# mode -> what becomes of: 3 decodes, 9 decodes, 9 tokens with a prefill, 17 tokens with a prefill
+EXPECTED = {
+    "NONE": ["NONE 3", "NONE 9", "NONE 9", "NONE 17"],
+    "PIECEWISE": ["PIECEWISE 4", "PIECEWISE 16", "PIECEWISE 16", "NONE 17"],
+    "FULL": ["FULL 4", "FULL 16", "FULL 16", "NONE 17"],
+    "FULL_DECODE_ONLY": ["FULL 4", "FULL 16", "NONE 9", "NONE 17"],
+    "FULL_AND_PIECEWISE": ["FULL 4", "FULL 16", "PIECEWISE 16", "NONE 17"],
+}
+
+
+@needs_vllm
+@pytest.mark.parametrize("mode", graphs.MODES)
+def test_each_mode_pads_and_falls_back_as_vllm_does(mode):
+    dispatcher = Dispatcher(mode, SIZES, max_num_seqs=16)
+    got = [dispatcher.dispatch(n, decode=d) for n, d in ((3, True), (9, True), (9, False), (17, False))]
+    assert [f"{d.mode} {d.padded}" for d in got] == EXPECTED[mode]
+
+
+@needs_vllm
+def test_a_size_is_captured_twice_only_where_decodes_have_graphs_of_their_own():
+    captured = {mode: len(Dispatcher(mode, SIZES, max_num_seqs=16).graphs) for mode in graphs.MODES}
+    assert captured == {"NONE": 0, "PIECEWISE": 5, "FULL": 5, "FULL_DECODE_ONLY": 5, "FULL_AND_PIECEWISE": 10}
+
+
+@needs_vllm
+def test_no_decode_graph_is_larger_than_the_most_requests():
+    dispatcher = Dispatcher("FULL_AND_PIECEWISE", SIZES, max_num_seqs=8)
+    assert Dispatch("FULL", 16) not in dispatcher.graphs and Dispatch("PIECEWISE", 16) in dispatcher.graphs
+
+
+@needs_vllm
+def test_the_padded_share_is_the_same_whether_vllm_is_asked_or_not():
+    batches = {1: 4, 3: 10, 9: 2, 20: 5}
+    asked = Dispatcher("FULL_AND_PIECEWISE", SIZES, max_num_seqs=32).padded_share(batches)
+    assert asked == pytest.approx(graphs.padded_share(batches, SIZES))
+    assert asked == pytest.approx(1 - (4 + 30 + 18 + 100) / (4 + 40 + 32 + 100))
+
+
+@needs_vllm
+def test_vllms_own_sizes_are_every_eighth_up_to_twice_the_requests():
+    assert graphs.stock_sizes(16) == [1, 2, 4, 8, 16, 24, 32]
+    assert graphs.stock_sizes(1024)[-2:] == [496, 512], "512 is the limit, in steps of 16 from 256 on"
+
+
+@needs_vllm
+def test_the_model_runner_of_gpus_pads_as_the_dispatcher_says(monkeypatch):
+    """vLLM has a second dispatcher, in its newer model runner; what is asked here is the first."""
+    from types import SimpleNamespace
+
+    manager = pytest.importorskip("vllm.v1.worker.gpu.cudagraph_utils", reason="this vLLM has one model runner only")
+    from vllm.config import CUDAGraphMode
+
+    monkeypatch.setattr(manager, "current_platform", SimpleNamespace(get_global_graph_pool=lambda: None))
+    monkeypatch.setattr(manager, "get_pp_group", lambda: SimpleNamespace(is_first_rank=True, is_last_rank=True))
+    for mode in graphs.MODES[1:]:
+        ours = Dispatcher(mode, SIZES, max_num_seqs=8)
+        config = SimpleNamespace(
+            scheduler_config=SimpleNamespace(max_num_seqs=8),
+            compilation_config=ours._dispatcher.compilation_config,
+            parallel_config=SimpleNamespace(data_parallel_size=1, tensor_parallel_size=1),
+            speculative_config=None,
+            num_speculative_tokens=0,
+            cache_config=SimpleNamespace(use_kda_recoverssm=False),
+        )
+        theirs = manager.CudaGraphManager(config, "cpu", CUDAGraphMode[mode], 1)
+        theirs._graphs_captured = True
+        for batch in range(1, 9):
+            want = theirs.dispatch(batch, batch, 1, 0)
+            assert ours.dispatch(batch, decode=True) == Dispatch(want.cg_mode.name, want.num_tokens), (mode, batch)
+
+
+def test_a_fit_wastes_no_more_rows_than_any_other_choice_of_sizes():
+    rng = random.Random(3)
+    for _ in range(20):
+        batches = {n: rng.randint(1, 30) for n in rng.sample(range(1, 40), 7)}
+        for most in (1, 2, 3, 5, 7):
+            found = graphs.fit(batches, Budget(most))
+            others = itertools.combinations(sorted(batches)[:-1], most - 1)
+            best = min(graphs.padded_share(batches, [*c, max(batches)]) for c in others)
+            assert found.padded == pytest.approx(best), f"{batches}, {most} sizes: {found.sizes}"
+            assert len(found.sizes) == most and found.sizes[-1] == max(batches)
+
+
+def test_a_fit_takes_as_few_sizes_as_the_padding_that_is_allowed():
+    batches = dict.fromkeys(range(1, 129), 1)
+    few = graphs.fit(batches, Budget(128), most_padded=0.05)
+    assert few.padded <= 0.05 < graphs.fit(batches, Budget(len(few.sizes) - 1)).padded
+
+
+def test_memory_and_seconds_limit_the_number_of_sizes():
+    batches = dict.fromkeys(range(1, 129), 1)
+    budget = Budget(64, memory_bytes=1e9, bytes_per_graph=2e7, seconds=2.0, seconds_per_graph=0.1)
+    assert budget.most_sizes == 10 and len(graphs.fit(batches, budget).sizes) == 10
+
+
+def test_a_batch_beyond_every_size_runs_unpadded():
+    assert graphs.pad(9, [1, 8]) == 9 and graphs.padded_share({9: 1}, [1, 8]) == 0
+
+
+@pytest.mark.parametrize(
+    ("batches", "budget", "named"),
+    [({}, Budget(3), "batches"), ({0: 1}, Budget(3), "batches"), ({4: 1}, Budget(0), "budget")],
+)
+def test_bad_traffic_and_empty_budgets_are_refused_by_name(batches, budget, named):
+    with pytest.raises(ValueError, match=named):
+        graphs.fit(batches, budget)
+
+
+@pytest.mark.parametrize(
+    ("mode", "sizes", "named"), [("BOTH", [1], "mode"), ("FULL", [0], "sizes"), ("FULL", [], "sizes")]
+)
+def test_bad_modes_and_sizes_are_refused_by_name(mode, sizes, named):
+    with pytest.raises(ValueError, match=named):
+        Dispatcher(mode, sizes, max_num_seqs=4)
+
+
+def test_a_trace_gives_the_batches_that_decode_together():
+    # The first takes 3 decode steps, the second comes a step later and takes 2.
+    trace = [Request(0, 0.0, 8, 4), Request(1, 1.0, 8, 3)]
+    assert graphs.decode_batches(trace, 8, steps_per_second=1.0) == Counter({1: 1, 2: 2})
+    assert graphs.decode_batches(trace, 1, steps_per_second=1.0) == Counter({1: 5})
+
+
+def test_every_decode_step_of_a_trace_is_counted_once():
+    trace = workload.make_requests(
+        60, prompt=workload.constant(8), output=workload.geometric(20), arrivals=workload.poisson_arrivals(4.0), seed=1
+    )
+    seen = graphs.decode_batches(trace, 8, steps_per_second=10.0)
+    assert sum(n * steps for n, steps in seen.items()) == sum(r.output_len - 1 for r in trace)
+    assert max(seen) <= 8
