@@ -6,6 +6,7 @@ first drains: what runs goes on, nothing is preempted. The route is served only 
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 PATH = "/labkit/limits"
@@ -50,6 +51,19 @@ def change(scheduler: Any, wanted: dict[str, Any]) -> dict[str, Any]:
     return {name: getattr(scheduler, name) for name in limits} | doing
 
 
+class _JsonResponse:
+    """An ASGI response: vLLM brings a web framework, and one class of it is no reason to depend on it by name."""
+
+    def __init__(self, answer: dict[str, Any]) -> None:
+        self._status = 400 if "error" in answer else 200
+        self._body = json.dumps(answer).encode()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"content-type", b"application/json"), (b"content-length", str(len(self._body)).encode())]
+        await send({"type": "http.response.start", "status": self._status, "headers": headers})
+        await send({"type": "http.response.body", "body": self._body})
+
+
 class Limits:
     """The endpoint plugin: an entry point of `vllm.endpoint_plugins` is a callable that gives one."""
 
@@ -61,21 +75,16 @@ class Limits:
 
     def attach_router(self, app: Any) -> None:
         """Add the route to vLLM's FastAPI application."""
-        from fastapi import Request
-        from fastapi.responses import JSONResponse
+        app.add_route(PATH, self._answer, methods=["GET", "POST"])
 
-        async def limits(request: Request) -> JSONResponse:
-            try:
-                wanted = await request.json() if request.method == "POST" else {}
-            except ValueError:
-                wanted = None
-            if not isinstance(wanted, dict):
-                return JSONResponse({"error": "expected a JSON object: limit -> number"}, status_code=400)
-            answer = await self._engine.engine_core.call_utility_async(UTILITY, wanted)
-            return JSONResponse(answer, status_code=400 if "error" in answer else 200)
-
-        limits.__annotations__ = {"request": Request}  # FastAPI reads them, and here they are strings of local names
-        app.add_api_route(PATH, limits, methods=["GET", "POST"])
+    async def _answer(self, request: Any) -> _JsonResponse:
+        try:
+            wanted = await request.json() if request.method == "POST" else {}
+        except ValueError:
+            wanted = None
+        if not isinstance(wanted, dict):
+            return _JsonResponse({"error": "expected a JSON object: limit -> number"})
+        return _JsonResponse(await self._engine.engine_core.call_utility_async(UTILITY, wanted))
 
     async def init_state(self, engine_client: Any, state: Any, args: Any) -> None:
         """Called by vLLM once the engine is there."""
