@@ -8,16 +8,13 @@ are nearly flat, and greedy tokens would hang on the last bit.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from labkit.models.files import cache_folder, import_transformers, no_progress_bar, written_whole
 
 SIZES: dict[str, Any] = {
     "vocab_size": 2048,
@@ -41,8 +38,7 @@ CHAT_TEMPLATE = (
 
 def tiny_path(family: str = "qwen3") -> Path:
     """The folder of a tiny model in the cache directory, built there if it is missing (see `build_tiny`)."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return build_tiny(cache / "inference-camp" / f"tiny-{family}", family)
+    return build_tiny(cache_folder() / f"tiny-{family}", family)
 
 
 def build_tiny(folder: Path | str, family: str = "qwen3", *, seed: int = 0) -> Path:
@@ -54,31 +50,20 @@ def build_tiny(folder: Path | str, family: str = "qwen3", *, seed: int = 0) -> P
     if family not in FAMILIES:
         raise ValueError(f"family must be one of {', '.join(FAMILIES)}, and is {family!r}")
     folder = Path(folder)
-    recipe = {"family": family, "seed": seed, "transformers": _transformers().__version__, **SIZES}
+    recipe = {"family": family, "seed": seed, "transformers": import_transformers().__version__, **SIZES}
     made = folder / "recipe.json"
     if made.exists() and json.loads(made.read_text(encoding="utf-8")) == recipe:
         return folder
     if folder.exists() and any(folder.iterdir()) and not made.exists():
         raise FileExistsError(f"{folder} is not empty and holds no tiny model: give a new folder")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        new = Path(scratch) / "model"
+    with written_whole(folder) as new:
         _write(new, family, seed)
         (new / "recipe.json").write_text(json.dumps(recipe, indent=1), encoding="utf-8")
-        shutil.rmtree(folder, ignore_errors=True)
-        new.replace(folder)  # whole or not at all, also when two processes build at once
     return folder
 
 
-def _transformers() -> Any:
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")  # read when transformers is imported: nothing here needs the network
-    import transformers
-
-    return transformers
-
-
 def _write(folder: Path, family: str, seed: int) -> None:
-    transformers = _transformers()
+    transformers = import_transformers()
     tokenizer = _tokenizer(transformers)
     ids = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     config_class, model_class = {
@@ -90,22 +75,9 @@ def _write(folder: Path, family: str, seed: int) -> None:
         model = model_class(config_class(**SIZES, **ids)).to(torch.bfloat16)
     del ids["bos_token_id"]
     model.generation_config = transformers.GenerationConfig(**ids, do_sample=False)
-    with _no_progress_bar(transformers):
+    with no_progress_bar():
         model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-
-
-@contextlib.contextmanager
-def _no_progress_bar(transformers: Any) -> Iterator[None]:
-    """A bar for 7 MB tells nothing, and it goes to stderr, which costs a graded cell its points."""
-    logging = transformers.utils.logging
-    before = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if before:
-            logging.enable_progress_bar()
 
 
 def _tokenizer(transformers: Any) -> Any:
