@@ -7,8 +7,6 @@ arrive through tensor descriptors, which are the copy engine (TMA) on sm_90 and 
 
 from __future__ import annotations
 
-import functools
-import warnings
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +15,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernels.validate import FLOATS, require, require_ints, require_tensors, require_type, tma_strides
+from kernels.variants import takes_hopper
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LN_2 = tl.constexpr(0.6931471805599453)
@@ -191,16 +190,16 @@ def flash_attention(
     Raises TypeError or ValueError, naming the argument, before anything is launched.
     """
     _validate(q, k, v, scale, cu_seqlens_q, cu_seqlens_k, out)
-    require(variant in (None, "tl", "hopper"), f'variant: expected "tl", "hopper" or None, got {variant!r}')
     out = torch.empty_like(q, memory_format=torch.contiguous_format) if out is None else out
     packed = cu_seqlens_q is not None
+    on_hopper = takes_hopper("flash_attention", variant, q, lambda: _hopper(q, k, packed))
     heads_first = (q.shape[-2], q.shape[0]) if packed else (q.shape[0], q.shape[2], q.shape[1])
     lse = torch.empty(heads_first, dtype=torch.float32, device=q.device) if return_lse else None
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     if k.numel() == 0 or q.numel() == 0:
         out.zero_()
         lse = None if lse is None else lse.fill_(float("-inf"))
-    elif _takes_hopper(variant, q, k, packed):
+    elif on_hopper:
         from kernels import flash_attention_hopper
 
         flash_attention_hopper.launch(q, k, v, out, lse, causal, scale)
@@ -233,23 +232,11 @@ def _launch(
     )  # fmt: skip
 
 
-@functools.cache
-def _warn_once(reason: str) -> None:
-    warnings.warn(f"flash_attention: {reason}, so the portable kernel runs instead of Hopper's", stacklevel=4)
+def _hopper(q: torch.Tensor, k: torch.Tensor, packed: bool) -> tuple[str | None, bool]:
+    from kernels import flash_attention_hopper as hopper
 
-
-def _takes_hopper(variant: str | None, q: torch.Tensor, k: torch.Tensor, packed: bool) -> bool:
-    """Whether Hopper's kernel is to run. Raises ValueError if it is demanded and cannot."""
-    if variant == "tl" or (variant is None and (not q.is_cuda or torch.cuda.get_device_capability(q.device)[0] != 9)):
-        return False
-    from kernels import flash_attention_hopper
-
-    reason = flash_attention_hopper.unsupported(q, k, packed)
-    require(variant is None or reason is None, f"variant: 'hopper' cannot run here: {reason}")
-    if reason is not None:
-        _warn_once(reason)
-        return False
-    return variant == "hopper" or flash_attention_hopper.faster(q, k)
+    reason = hopper.unsupported(q, k, packed)
+    return reason, reason is None and hopper.faster(q, k)
 
 
 def _validate(

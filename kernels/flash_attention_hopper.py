@@ -17,19 +17,17 @@ import torch
 import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from kernels.hopper_parts import (
     ROWS,
-    ask_output,
-    ask_scores,
+    attend,
     load_tile,
     make_barriers,
     make_ring,
     num_kv_tiles,
     num_units,
-    softmax,
     store_tile,
     unit_of,
 )
@@ -77,28 +75,6 @@ def _produce(descs, rings, q_free, free, problem, HEADS_PER_KV: gl.constexpr, CA
 
 
 @gluon.jit
-def _step(
-    acc, p, peak, total, q, k_ring, v_ring, free, turns, count, turn, last_key, first_key, qk_scale,
-    GROUP: gl.constexpr, PING_PONG: gl.constexpr, MASKED: gl.constexpr,
-):  # fmt: skip
-    """The output of KV tile `count`, whose weights are p, beside the weights of KV tile count + 1."""
-    GROUPS: gl.constexpr = turns.shape[0]
-    STAGES: gl.constexpr = free.shape[0]
-    if PING_PONG:  # the groups take turns at the tensor cores, so that one's softmax meets the other's products
-        mbarrier.wait(turns.index(GROUP), (count - turn) & 1)
-    score = ask_scores(q, k_ring, count + 1)
-    acc = ask_output(p, v_ring, count, acc)
-    if PING_PONG:
-        mbarrier.arrive(turns.index((GROUP + 1) % GROUPS), count=1)
-    score = warpgroup_mma_wait(1, deps=[score])
-    p, alpha, peak, total = softmax(score, qk_scale, peak, total, last_key, first_key, MASKED)
-    acc = warpgroup_mma_wait(0, deps=[acc])
-    mbarrier.arrive(free.index((count + 1) % STAGES), count=1)  # K tile count + 1 and V tile `count` are done with
-    acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, acc.type.layout))[:, None]
-    return acc, p, peak, total
-
-
-@gluon.jit
 def _compute(
     common, GROUP: gl.constexpr, HEAD_DIM: gl.constexpr, CAUSAL: gl.constexpr, PING_PONG: gl.constexpr,
     HAS_LSE: gl.constexpr,
@@ -113,9 +89,7 @@ def _compute(
     BLOCK_M: gl.constexpr = ROWS * q_smem.shape[0]
     BLOCK_N: gl.constexpr = k_smem.shape[2]
     DIM: gl.constexpr = k_smem.shape[4]
-    STAGES: gl.constexpr = free.shape[0]
     score_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 16])
-    out_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DIM, 16])
     row_layout: gl.constexpr = gl.SliceLayout(1, score_layout)
     q = q_smem.index(GROUP).reshape([ROWS, DIM])
     turn = 0  # of query tiles
@@ -134,31 +108,11 @@ def _compute(
                 last_key = gl.minimum(row + k_len - q_len, k_len - 1)
                 whole = gl.minimum(whole, gl.maximum(first_row + k_len - q_len + 1, 0) // BLOCK_N)
             masked = gl.maximum(num_tiles - whole, 1)  # the first always, which costs little
-            first_key = (num_tiles - 1) * BLOCK_N
             mbarrier.wait(q_full.index(GROUP), turn & 1)
-            score = warpgroup_mma_wait(0, deps=[ask_scores(q, k_ring, count)])
-            mbarrier.arrive(free.index(count % STAGES), count=1)
-            peak = gl.full([ROWS], float("-inf"), gl.float32, row_layout)
-            total = gl.zeros([ROWS], gl.float32, row_layout)
-            p, _alpha, peak, total = softmax(score, qk_scale, peak, total, last_key, first_key, True)
-            acc = gl.zeros([ROWS, DIM], gl.float32, out_layout)
-            for _ in range(masked - 1):
-                first_key -= BLOCK_N
-                acc, p, peak, total = _step(
-                    acc, p, peak, total, q, k_ring, v_ring, free, turns, count, turn, last_key, first_key, qk_scale,
-                    GROUP, PING_PONG, True,
-                )  # fmt: skip
-                count += 1
-            for _ in range(num_tiles - masked):
-                first_key -= BLOCK_N
-                acc, p, peak, total = _step(
-                    acc, p, peak, total, q, k_ring, v_ring, free, turns, count, turn, last_key, first_key, qk_scale,
-                    GROUP, PING_PONG, False,
-                )  # fmt: skip
-                count += 1
-            mbarrier.arrive(q_free.index(GROUP), count=1)
-            acc = warpgroup_mma_wait(0, deps=[ask_output(p, v_ring, count, acc)])
-            count += 1
+            acc, peak, total, count = attend(
+                q, k_ring, v_ring, q_free, free, turns, count, turn, num_tiles, masked, last_key, None, qk_scale,
+                GROUP, PING_PONG,
+            )  # fmt: skip
             turn += 1
             store_tile(
                 acc, peak, total, o_ptr + batch * stride_ob + head * stride_oh,

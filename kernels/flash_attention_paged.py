@@ -15,6 +15,7 @@ import triton.language as tl
 
 from kernels.flash_attention import LN_2, LOG2_E, locate, softmax_step
 from kernels.validate import FLOATS, require, require_caches, require_ints, require_tensors, require_type
+from kernels.variants import takes_hopper
 
 
 @triton.jit
@@ -151,6 +152,7 @@ def paged_prefill(
     scale: float | None = None,
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
+    variant: str | None = None,
 ) -> torch.Tensor:
     """Causal attention of each sequence's newest tokens over all its tokens in the KV cache.
 
@@ -163,22 +165,47 @@ def paged_prefill(
         Lengths are not read on the host, so they are not checked: a chunk must not be longer than its sequence.
     out: written and returned, if given: like q. lse: [num_heads, num_tokens] float32, written if given: the natural
         logarithm of each query's sum of exponentials.
+    variant: "tl" for this file's kernel, "hopper" for that of flash_attention_paged_hopper; None takes the faster one
+        of those that can run here, and warns once where a Hopper GPU has to do without its own.
 
     Raises TypeError or ValueError, naming the argument, before anything is launched. Safe to capture in a CUDA graph:
     values of block_table, seq_lens and cu_seqlens_q may change between replays, shapes may not.
     """
     _validate(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, out, lse)
+    on_hopper = takes_hopper("paged_prefill", variant, q, lambda: _hopper(q, k_cache, v_cache, seq_lens))
+    out = torch.empty_like(q) if out is None else out
+    scale = q.shape[2] ** -0.5 if scale is None else scale
+    if q.shape[0] == 0:
+        return out
+    if on_hopper:
+        from kernels import flash_attention_paged_hopper
+
+        flash_attention_paged_hopper.launch(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, out, lse, scale)
+    else:
+        _launch(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, out, lse, scale)
+    return out
+
+
+def _hopper(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, seq_lens: torch.Tensor
+) -> tuple[str | None, bool]:
+    from kernels import flash_attention_paged_hopper as hopper
+
+    return hopper.unsupported(q, k_cache, v_cache), hopper.faster(q, seq_lens)
+
+
+def _launch(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor, seq_lens: torch.Tensor,
+    cu_seqlens_q: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None, scale: float,
+) -> None:  # fmt: skip
+    """Launch this file's kernel on arguments that are right."""
     num_tokens, num_heads, head_dim = q.shape
     _, block_size, num_kv_heads, _ = k_cache.shape
     num_seqs = seq_lens.shape[0]
-    out = torch.empty_like(q) if out is None else out
-    if num_tokens == 0:
-        return out
     group = num_heads // num_kv_heads
     plan = plan_for(head_dim, q.element_size())
     block_m = max(plan.block_m, triton.next_power_of_2(group))
     tiles = num_tokens // (block_m // group) + num_seqs
-    scale = head_dim**-0.5 if scale is None else scale
     _paged_prefill_kernel[(tiles, num_kv_heads)](
         q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, out, lse, num_seqs, scale * LOG2_E.value,
         *q.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3], block_table.stride(0), *out.stride()[:2],
@@ -186,7 +213,6 @@ def paged_prefill(
         BLOCK_M=block_m, BLOCK_N=plan.block_n, SAME_STRIDES=k_cache.stride() == v_cache.stride(),
         num_warps=plan.num_warps, num_stages=plan.num_stages,
     )  # fmt: skip
-    return out
 
 
 def _validate(

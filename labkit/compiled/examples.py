@@ -64,6 +64,13 @@ def _paged_prefill() -> Call:
     return Call(paged_prefill, (q, cache, cache, torch.zeros(4, 128, dtype=torch.int32), lens, ends))
 
 
+def _paged_prefill_hopper() -> Call:
+    from kernels.flash_attention_paged_hopper import launch
+
+    q, *rest = _paged_prefill().args
+    return Call(launch, (q, *rest, torch.empty_like(q), None, 128**-0.5))
+
+
 def _flash_attention_hopper() -> Call:
     from kernels.flash_attention_hopper import launch
 
@@ -131,6 +138,12 @@ EXAMPLES = (
     Example("flash_attention_paged.paged_prefill", f"4 chunks of 512 after 1,536 tokens, {HEADS}", _paged_prefill),
     Example(
         "flash_attention_hopper.launch", f"2,048 tokens, causal, {HEADS}", _flash_attention_hopper, archs=("sm_90",)
+    ),
+    Example(
+        "flash_attention_paged_hopper.launch",
+        f"4 chunks of 512 after 1,536 tokens, {HEADS}",
+        _paged_prefill_hopper,
+        archs=("sm_90",),
     ),
     Example("skinny_matmul.skinny_matmul", "1 token, 4,096 to 6,144, bf16", _skinny_matmul),
     Example("skinny_matmul.skinny_matmul", "16 tokens, 4,096 to 2 x 12,288, gated, bf16", _skinny_matmul_gated),

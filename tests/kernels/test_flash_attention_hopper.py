@@ -1,4 +1,4 @@
-"""Hopper's kernel: compiled wherever Triton is, and compared with the oracle on a Hopper GPU."""
+"""Hopper's kernels: compiled wherever Triton is, and compared with the oracle on a Hopper GPU."""
 
 import json
 import os
@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels import flash_attention as module
 from kernels import flash_attention_hopper as hopper
+from kernels import variants
 from kernels.flash_attention import flash_attention
 from tests.kernels.test_flash_attention import check, make, pack
 
@@ -21,11 +21,11 @@ on_hopper = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize("head_dim, block_n, groups", [(128, 128, 2), (64, 64, 3)])
-def test_it_compiles_for_sm_90_without_a_gpu(head_dim, block_n, groups):
+@pytest.mark.parametrize("arguments", ["dense 128 128 2", "dense 64 64 3", "paged 128 128 4 16", "paged 64 128 1 256"])
+def test_they_compile_for_sm_90_without_a_gpu(arguments):
     script = Path(__file__).parent / "compile_hopper.py"
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, str(script), str(head_dim), str(block_n), str(groups)]
+    command = [sys.executable, str(script), *arguments.split()]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     counts = json.loads(done.stdout)
@@ -44,11 +44,13 @@ def test_no_gpu_is_a_reason_and_a_demand_for_it_is_refused(device):
 
 
 def test_what_it_cannot_do_is_said_once(monkeypatch):
-    module._warn_once.cache_clear()
+    monkeypatch.setattr(variants, "_is_hopper", lambda device: True)
+    variants._warn_once.cache_clear()
+    q = torch.empty(0)
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
-        module._warn_once("it has no packed sequences")
-        module._warn_once("it has no packed sequences")
+        for _ in range(2):
+            assert not variants.takes_hopper("flash_attention", None, q, lambda: ("it has no packed sequences", True))
     assert [str(w.message) for w in seen] == [
         "flash_attention: it has no packed sequences, so the portable kernel runs instead of Hopper's"
     ]
@@ -195,7 +197,7 @@ def test_heads_before_tokens_passes_as_a_view(device):
 
 @on_hopper
 def test_packed_sequences_fall_back_to_the_portable_kernel_and_say_so(device):
-    module._warn_once.cache_clear()
+    variants._warn_once.cache_clear()
     q, k, v, cu_q, cu_k = pack(device, torch.float16, [100, 200], [100, 200])
     with pytest.warns(UserWarning, match="it has no packed sequences"):
         flash_attention(q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)

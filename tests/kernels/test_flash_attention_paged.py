@@ -25,11 +25,11 @@ def make(chunks, lens, device, dtype, num_heads=4, num_kv_heads=2, head_dim=64, 
     return q, k_cache, v_cache, block_table.to(device), torch.tensor(lens, dtype=torch.int32, device=device), ends
 
 
-def check(args, **options):
+def check(args, variant=None, **options):
     q = args[0]
     out = compare.poison(torch.empty_like(q))
     lse = compare.poison(torch.empty(q.shape[1], q.shape[0], dtype=torch.float32, device=q.device))
-    assert paged_prefill(*args, out=out, lse=lse, **options) is out
+    assert paged_prefill(*args, out=out, lse=lse, variant=variant, **options) is out
     exact, exact_lse = reference.paged_prefill(*args, **options)
     peer, _ = reference.paged_prefill(*args, dtype=q.dtype, **options)
     if q.dtype == torch.float32 and q.is_cuda:
