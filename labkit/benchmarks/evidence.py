@@ -16,13 +16,15 @@ import torch
 
 FOLDER = Path(__file__).parent.parent / "evidence"
 KEYS = ("benchmark", "gpu", "driver", "versions", "date", "command", "rows")
+OPTIONAL = ("variant", "interval")  # keys of a row
 
 
 @dataclass(frozen=True)
 class Row:
     """One case. ours and peers: medians, in `unit`. spread: interquartile range of ours over its median.
 
-    variant: which of our kernels ran, where a benchmark has several; left out of the file where it has one.
+    variant: which of our kernels ran, where a benchmark has several. interval: low and high end of 95 %, for what is
+    estimated and not timed. Both are left out of the file where there is none.
     """
 
     case: str
@@ -32,6 +34,7 @@ class Row:
     peers: dict[str, float]
     spread: float
     variant: str | None = None
+    interval: list[float] | None = None
 
     def ratio(self, peer: str) -> float:
         """How many times better than `peer` ours is; above 1 is a win, whichever way the unit counts."""
@@ -64,7 +67,7 @@ class Evidence:
 
 
 def _shown(row: Row) -> dict[str, Any]:
-    return {key: value for key, value in asdict(row).items() if key != "variant" or value is not None}
+    return {key: value for key, value in asdict(row).items() if key not in OPTIONAL or value is not None}
 
 
 def here(benchmark: str, command: str, rows: list[Row], packages: tuple[str, ...] = ()) -> Evidence:
@@ -86,7 +89,7 @@ def load(path: Path) -> Evidence:
         raise ValueError(f"{path.name}: expected the keys {', '.join(KEYS)}, got {', '.join(data)}")
     rows = []
     for number, row in enumerate(data["rows"]):
-        expected = [key for key in Row.__dataclass_fields__ if key != "variant" or key in row]
+        expected = [key for key in Row.__dataclass_fields__ if key not in OPTIONAL or key in row]
         if list(row) != expected:
             raise ValueError(f"{path.name}: row {number} has the keys {list(row)}, expected {expected}")
         if row["better"] not in ("higher", "lower"):

@@ -7,7 +7,6 @@ layer's inputs, and PER_CHANNEL; linears that a runtime fuses (q, k, v; gate, up
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from labkit.models.files import written_whole
 from labkit.quant.grid import PER_CHANNEL, Quantized, Scheme
 from labkit.quant.inputs import linears_of
 from labkit.quant.packing import from_awq, from_compressed_tensors, to_awq, to_compressed_tensors
@@ -72,8 +72,6 @@ def read_quantized(folder: Path | str) -> dict[str, Quantized]:
 
     ValueError if config.json names another format, and FileNotFoundError if there is none.
     """
-    from safetensors.torch import load_file
-
     folder = Path(folder)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("quantization_config", {})
     formats: dict[tuple[str | None, str | None], tuple[str, Callable]] = {
@@ -84,11 +82,33 @@ def read_quantized(folder: Path | str) -> dict[str, Quantized]:
     if kind not in formats:
         raise ValueError(f"{folder} must be in AutoAWQ's GEMM format or pack-quantized, and says {kind}")
     ending, read = formats[kind]
-    tensors: dict[str, torch.Tensor] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        tensors |= load_file(path)
+    tensors = _tensors(folder)
     names = [name.removesuffix(ending) for name in tensors if name.endswith(ending)]
     return {name: read(_part(tensors, f"{name}.")) for name in names}
+
+
+@torch.no_grad()
+def dequantize_into(model: nn.Module, folder: Path | str) -> nn.Module:
+    """Give `model` the weights of a checkpoint that was made of it, dequantized, and give it back.
+
+    What transformers cannot do for AutoAWQ's format without a GPU. ValueError, with the model as it was, where a tensor
+    of the model is neither in the checkpoint nor tied to one that is, or has another shape there.
+    """
+    folder = Path(folder)
+    state = _tensors(folder) | {f"{name}.weight": one.dequantize() for name, one in read_quantized(folder).items()}
+    for name, tensor in model.named_parameters():  # names a tied one once
+        if name not in state or state[name].shape != tensor.shape:
+            found = list(state[name].shape) if name in state else "nothing"
+            raise ValueError(f"{folder} must hold {name} of {list(tensor.shape)}, and has {found}")
+    for name, tensor in model.named_parameters():
+        tensor.copy_(state[name])
+    return model
+
+
+def _tensors(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return {name: tensor for path in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(path).items()}
 
 
 def _part(tensors: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
@@ -134,16 +154,10 @@ def _write(
             if not bool(torch.isfinite(half).all()):
                 raise ValueError(f"{name} holds numbers beyond fp16, in which it is stored")
             tensors[name] = half
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
-        new = Path(scratch) / "model"
-        new.mkdir()
+    with written_whole(folder) as new:
         save_file({name: t.contiguous().cpu() for name, t in tensors.items()}, new / WEIGHTS, {"format": "pt"})
         (new / "config.json").write_text(json.dumps(config, indent=1), encoding="utf-8")
         model.generation_config.save_pretrained(new)
         if tokenizer is not None:
             tokenizer.save_pretrained(new)
-        if folder.exists():
-            folder.rmdir()
-        new.replace(folder)  # whole or not at all
     return folder

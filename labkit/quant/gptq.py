@@ -6,15 +6,13 @@ a later layer can then also correct what an earlier one got wrong.
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import nn
 from tqdm import tqdm
 
 from labkit.quant.clip import search_clip
 from labkit.quant.grid import PER_TENSOR, Quantized, Scheme, encode, quantize
-from labkit.quant.inputs import Calls, decoder_layers, layer_calls, linears_of, sites_of, watched
+from labkit.quant.inputs import Calls, decoder_layers, layer_calls, linears_of, site_inputs, sites_of
 from labkit.quant.rtn import put_back
 
 BLOCK = 128  # columns whose error is handed on at once: a matrix product instead of many thin ones
@@ -104,12 +102,12 @@ def quantize_gptq(
     made: dict[str, Quantized] = {}
     for name, layer in tqdm(decoder_layers(model), desc="GPTQ", disable=not progress):
         for site in sites_of(name, layer):
-            read = watched([site], partial(_run, layer, calls))
+            read = site_inputs(site, layer, calls)
             linears = dict(zip(site.names, site.linears, strict=True))
             for linear_name, linear in linears.items():
                 made[linear_name] = gptq(
                     linear.weight,
-                    read[linear_name].hessian,
+                    read.hessian,
                     scheme,
                     damping=damping,
                     by_loudness=by_loudness,

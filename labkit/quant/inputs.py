@@ -7,7 +7,6 @@ up; down.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,35 +100,50 @@ def sites_of(name: str, layer: Any) -> list[Site]:
 
 
 @torch.no_grad()
-def watched(sites: Iterable[Site], run: Callable[[], object]) -> dict[str, Inputs]:
-    """Statistics of what `sites` read while `run()` runs, by the name of each linear; a site's linears share theirs."""
-    found: dict[str, Inputs] = {}
-    handles = []
-    for site in sites:
-        weight = site.linears[0].weight
-        inputs = Inputs.none(weight.shape[1], weight.device)
-        found |= dict.fromkeys(site.names, inputs)
-        handles.append(site.linears[0].register_forward_pre_hook(lambda _, args, inputs=inputs: inputs.add(args[0])))
-    try:
-        run()
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found
-
-
 def observe_inputs(model: nn.Module, tokens: torch.Tensor, *, batch_size: int = 4) -> dict[str, Inputs]:
     """Statistics of what each linear layer reads on calibration text, by name.
 
     tokens: [sequences, length] int64. They must not come from the text that the model is evaluated on.
     """
     _check_tokens(tokens, batch_size)
-    sites = [site for named in decoder_layers(model) for site in sites_of(*named)]
-    return watched(sites, lambda: [model(part, use_cache=False) for part in tokens.split(batch_size)])
+    found: dict[str, Inputs] = {}
+    handles = []
+    for site in [site for named in decoder_layers(model) for site in sites_of(*named)]:
+        weight = site.linears[0].weight
+        inputs = Inputs.none(weight.shape[1], weight.device)
+        found |= dict.fromkeys(site.names, inputs)  # a site's linears share them
+        handles.append(site.linears[0].register_forward_pre_hook(lambda _, args, inputs=inputs: inputs.add(args[0])))
+    try:
+        for part in tokens.split(batch_size):
+            model(part, use_cache=False)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
 
 
-class _FirstLayerReached(Exception):
-    """Raised to leave a model as soon as it calls its first decoder layer."""
+class _Reached(Exception):
+    """Raised to leave a model as soon as it calls what was waited for."""
+
+
+@torch.no_grad()
+def site_inputs(site: Site, layer: nn.Module, calls: Calls) -> Inputs:
+    """Statistics of what one site of a decoder layer reads in these calls. What comes after it is not computed."""
+    weight = site.linears[0].weight
+    inputs = Inputs.none(weight.shape[1], weight.device)
+
+    def take(_: nn.Module, args: tuple) -> None:
+        inputs.add(args[0])
+        raise _Reached
+
+    handle = site.linears[0].register_forward_pre_hook(take)
+    try:
+        for hidden, kwargs in calls:
+            with contextlib.suppress(_Reached):
+                layer(hidden, **kwargs)
+    finally:
+        handle.remove()
+    return inputs
 
 
 @torch.no_grad()
@@ -141,12 +155,12 @@ def layer_calls(model: nn.Module, tokens: torch.Tensor, batch_size: int) -> Call
 
     def leave(_: nn.Module, args: tuple, kwargs: dict) -> None:
         seen.append((args[0], kwargs))
-        raise _FirstLayerReached
+        raise _Reached
 
     handle = first.register_forward_pre_hook(leave, with_kwargs=True)
     try:
         for part in tokens.split(batch_size):
-            with contextlib.suppress(_FirstLayerReached):
+            with contextlib.suppress(_Reached):
                 model(part, use_cache=False)
     finally:
         handle.remove()

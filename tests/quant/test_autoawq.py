@@ -15,12 +15,12 @@ from safetensors.torch import load_file, save_file
 from labkit.models.arithmetic import arithmetic_path, load_arithmetic
 from labkit.models.sums import PROMPT_LENGTH, make_sums
 from labkit.quant.awq import prepare_awq
-from labkit.quant.checkpoints import read_quantized
+from labkit.quant.checkpoints import dequantize_into
 from labkit.quant.grid import Scheme, quantize
-from labkit.quant.inputs import linears_of, observe_inputs
+from labkit.quant.inputs import observe_inputs
 from labkit.quant.packing import from_awq, to_awq
 from labkit.quant.quality import measure_quality, reference_of
-from labkit.quant.rtn import put_back, quantize_rtn
+from labkit.quant.rtn import quantize_rtn
 
 HERE = Path(__file__).parent
 RELEASE = HERE / "autoawq-0.2.9.tar.gz"
@@ -76,9 +76,7 @@ def test_autoawq_destroys_a_model_on_a_cpu_and_patched_it_saves_it_as_ours_does(
     for version in ("stock", "patched"):
         folder = tmp_path / version
         autoawq("quantize", arithmetic_path(), tmp_path / "tokens.safetensors", folder, version)
-        made, stored = copy.deepcopy(model), load_file(folder / "model.safetensors")
-        made.load_state_dict({k: v for k, v in stored.items() if k in made.state_dict()}, strict=False)
-        put_back(linears_of(made), read_quantized(folder))
+        made = dequantize_into(copy.deepcopy(model), folder)
         kl[version] = measure_quality(made, reference, batch_size=1000).kl_divergence
     scheme = Scheme(4, 64, scale_dtype=torch.float16)
     rounded, ours = copy.deepcopy(model), copy.deepcopy(model)

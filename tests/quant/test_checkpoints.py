@@ -11,10 +11,10 @@ import torch
 
 from labkit.models.tiny import tiny_path
 from labkit.quant.awq import prepare_awq
-from labkit.quant.checkpoints import read_quantized, write_awq, write_compressed_tensors
+from labkit.quant.checkpoints import dequantize_into, read_quantized, write_awq, write_compressed_tensors
 from labkit.quant.grid import PER_CHANNEL, Scheme
-from labkit.quant.inputs import linears_of, observe_inputs
-from labkit.quant.rtn import put_back, quantize_rtn
+from labkit.quant.inputs import observe_inputs
+from labkit.quant.rtn import quantize_rtn
 from tests.quant.vllm_logprobs import prompts
 
 HALF = torch.float16
@@ -37,6 +37,20 @@ def test_what_is_written_is_read_back_alike(model, kind, scheme, tmp_path):
     assert {path.name for path in folder.parent.iterdir()} == {"int4"}, "a scratch folder was left"
 
 
+def test_a_checkpoint_is_put_into_a_model_whole_or_not_at_all(model, tmp_path):
+    original, scheme = copy.deepcopy(model), Scheme(4, 64, scale_dtype=HALF)
+    prepare_awq(model, observe_inputs(model, torch.arange(64)[None]), scheme)
+    folder = write_awq(model, quantize_rtn(model, scheme), tmp_path / "awq")
+    back = dequantize_into(copy.deepcopy(original), folder)
+    for (name, ours), (_, theirs) in zip(back.named_parameters(), model.named_parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-6, msg=f"{name}: scales must be in what is before")
+    original.model.layers[1].mlp.up_proj = torch.nn.Linear(128, 8, bias=False)
+    before = original.model.norm.weight.clone()
+    with pytest.raises(ValueError, match=r"up_proj\.weight of \[8, 128\], and has \[256, 128\]"):
+        dequantize_into(original, folder)
+    assert torch.equal(original.model.norm.weight, before)
+
+
 def test_what_a_checkpoint_cannot_hold_is_refused_and_leaves_no_folder(model, tmp_path):
     made = quantize_rtn(model, Scheme(4, 64, scale_dtype=HALF))
     name = "model.layers.1.mlp.up_proj"
@@ -57,17 +71,6 @@ def test_what_a_checkpoint_cannot_hold_is_refused_and_leaves_no_folder(model, tm
     model.config.save_pretrained(tmp_path / "plain")
     with pytest.raises(ValueError, match="must be in AutoAWQ's GEMM format or pack-quantized"):
         read_quantized(tmp_path / "plain")
-
-
-def dequantized(folder, original):
-    """The checkpoint as a plain fp16 model: what is not quantized as the file has it, the rest as its codes say."""
-    from safetensors.torch import load_file
-
-    model = copy.deepcopy(original)
-    stored = load_file(folder / "model.safetensors")
-    model.load_state_dict({k: v for k, v in stored.items() if k in model.state_dict()}, strict=False)
-    put_back(linears_of(model), read_quantized(folder))
-    return model.half()
 
 
 @torch.no_grad()
@@ -95,7 +98,7 @@ def test_real_vllm_serves_both_formats_as_the_dequantized_copies_say(tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     said = json.loads((tmp_path / "said.json").read_text())
     for folder, method in zip(folders, ("AWQ", "CompressedTensors"), strict=True):
-        found, copied = said[str(folder)], dequantized(folder, original)
+        found, copied = said[str(folder)], dequantize_into(copy.deepcopy(original), folder).half()
         assert method in found["method"], "vLLM took the checkpoint for something else"
         off = far = 0.0
         for one, prompt, following in zip(ids, found["prompts"], found["next"], strict=True):
