@@ -176,10 +176,14 @@ class Client:
             "stream_options": {"include_usage": True}, "return_token_ids": True,
         }  # fmt: skip
         try:
+            done = False
             for line in self._lines("POST", path, body):
                 data = line.removeprefix(b"data: ").strip()
-                if line.startswith(b"data: ") and data != b"[DONE]":
+                done = done or data == b"[DONE]"
+                if line.startswith(b"data: ") and not done:
                     answer.take(json.loads(data), time.perf_counter())
+            if not done:  # http.client takes a connection that was cut for the end of the answer
+                raise ConnectionError("the answer broke off")
         except (OSError, http.client.HTTPException, RequestRefused, ValueError) as failure:
             error = f"{type(failure).__name__}: {failure}"
         return answer.record(number, arrival, sent - answer.began, error)

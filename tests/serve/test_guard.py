@@ -1,0 +1,102 @@
+"""Nothing that a server starts outlives who wanted it: tried with processes that resist."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from labkit.serve import guard
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the guard is made of Linux's system calls")
+
+# A server that ignores SIGTERM, with a child in a session of its own that does too, and a file in its temporary folder.
+STUBBORN = """
+import os, signal, subprocess, sys, tempfile, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+open(os.path.join(tempfile.gettempdir(), "socket"), "w").close()
+print(os.getpid(), child.pid, tempfile.gettempdir(), flush=True)
+time.sleep(600)
+"""
+OWNER = """
+import os, subprocess, sys, time
+guard, code = sys.argv[1:]
+process = subprocess.Popen(
+    [sys.executable, "-I", "-S", guard, str(os.getpid()), sys.executable, "-c", code],
+    stdin=subprocess.PIPE, start_new_session=True,
+)
+print(process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def started(code: str = OWNER) -> tuple[subprocess.Popen[str], list[int], Path]:
+    """An owner, the processes below it, and the temporary folder of its server."""
+    owner = subprocess.Popen([sys.executable, "-c", code, guard.__file__, STUBBORN], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    of_guard = int(owner.stdout.readline())
+    server, child, folder = owner.stdout.readline().split()
+    return owner, [of_guard, int(server), int(child)], Path(folder)
+
+
+def gone(pids: list[int], within: float) -> bool:
+    deadline = time.monotonic() + within
+    while time.monotonic() < deadline:
+        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_killed_owner_leaves_no_process_and_no_file():
+    owner, pids, folder = started()
+    try:
+        assert folder.name.startswith("labkit-serve-") and (folder / "socket").exists()
+        owner.kill()
+        owner.wait()
+        assert gone(pids, 5), "a process outlived its owner: is process OWNER watched, and every descendant killed?"
+        assert not folder.exists()
+    finally:
+        for pid in pids:
+            if Path(f"/proc/{pid}").exists():
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_a_fork_that_holds_the_pipe_open_does_not_keep_the_server():
+    owner, pids, folder = started(OWNER.replace("time.sleep(600)", "time.sleep(600 if os.fork() else 8)"))
+    owner.kill()
+    owner.wait()
+    assert gone(pids, 5) and not folder.exists(), "the pipe's end was waited for, and a fork of the owner holds it"
+
+
+def guarded(code: str) -> subprocess.Popen[str]:
+    """A guard of this process with a Python program."""
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), sys.executable, "-c", code],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def test_a_server_that_ends_by_itself_takes_its_children_along():
+    process = guarded(STUBBORN.removesuffix("time.sleep(600)\n") + "sys.exit(3)\n")
+    assert process.stdout is not None
+    server, child, folder = process.stdout.readline().split()
+    assert process.wait(10) == 3
+    assert gone([int(server), int(child)], 1) and not Path(folder).exists()
+
+
+def test_a_long_temporary_folder_is_passed_over_for_sockets(tmp_path, monkeypatch):
+    (tmp_path / ("long" * 12)).mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / ("long" * 12)))
+    process = guarded("import tempfile; print(tempfile.gettempdir())")
+    assert process.stdout is not None
+    folder = process.stdout.readline().strip()
+    assert process.wait(10) == 0
+    assert folder.startswith("/tmp/labkit-serve-") and not Path(folder).exists()

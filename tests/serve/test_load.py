@@ -1,0 +1,192 @@
+"""The client and the load generator against a small server that streams as vLLM does, and vLLM's own figures."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+
+from labkit.serve import SLO, Client, Record, RequestRefused, Run, random_prompts, read_run, run_load, save_run
+from labkit.workload import Request
+
+
+class Streaming(BaseHTTPRequestHandler):
+    """Answers max_tokens tokens, 5 ms apart, the last two in one chunk; prompt [0] is refused, [1] breaks off."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        text = (
+            b"# TYPE vllm:num_preemptions counter\n"
+            b'vllm:num_preemptions_total{engine="0",model_name="tiny"} 3.0\n'
+            b'vllm:cache_config_info{block_size="32",cache_dtype="auto"} 1.0\n'
+        )
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if body["prompt"] == [0]:
+            return self.send_error(400, "Bad Request")
+        self.send_response(200)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        n = body["max_tokens"]
+        for token in range(max(n - 1, 1)):
+            time.sleep(0.005)
+            ids = [token] if token < n - 2 or n == 1 else [token, token + 1]
+            self.chunk({"choices": [{"text": "x" * len(ids), "token_ids": ids, "prompt_token_ids": body["prompt"]}]})
+            if body["prompt"] == [1]:
+                self.close_connection = True
+                return None
+        metrics = {"queue_time_ms": 1.0, "time_to_first_token_ms": 4.0, "generation_time_ms": 5.0}
+        usage = {"prompt_tokens": len(body["prompt"]), "prompt_tokens_details": {"cached_tokens": 32}}
+        self.chunk({"choices": [], "usage": usage, "metrics": metrics})
+        done = b"data: [DONE]\n\n"
+        self.wfile.write(f"{len(done):x}\r\n".encode() + done + b"\r\n0\r\n\r\n")
+        return None
+
+    def chunk(self, value: dict) -> None:
+        data = f"data: {json.dumps(value)}\n\n".encode()
+        self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+        self.wfile.flush()
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Streaming) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield Client(f"http://127.0.0.1:{server.server_port}", timeout=10)
+        server.shutdown()
+        thread.join()
+
+
+def test_every_token_has_a_time_and_chunks_of_two_count_as_two(client):
+    record = client.complete([7, 8, 9], max_tokens=5)
+    assert record.ok and record.token_ids == (0, 1, 2, 3, 4) and record.text == "xxxxx"
+    assert len(record.itls) == 4 and record.itls[-1] == 0 and record.itls[0] >= 0.004
+    assert record.ttft >= 0.004 and record.e2e == pytest.approx(record.ttft + sum(record.itls))
+    assert record.tpot == pytest.approx(sum(record.itls) / 4)
+    assert (record.prompt_len, record.cached, record.prompt_ids) == (3, 32, (7, 8, 9))
+    assert (record.queue, record.prefill, record.decode) == (0.001, 0.004, 0.005)
+
+
+def test_what_goes_wrong_is_in_the_record_and_in_no_latency(client):
+    refused, broken = client.complete([0]), client.complete([1], max_tokens=4)
+    assert "400" in refused.error and not refused.ok and not broken.ok and "broke off" in broken.error
+    with pytest.raises(ValueError, match="has no answer, so no latency"):
+        refused.ttft  # noqa: B018
+    assert Run((refused,), 1.0).summary()["failed"] == 1 and Run((refused,), 1.0).goodput(SLO(ttft=9)) == 0
+
+
+def test_nobody_listening_is_an_error_of_the_record():
+    assert "refused" in Client("http://127.0.0.1:9").complete("x").error.lower()
+    with pytest.raises(ValueError, match="url must be"):
+        Client("localhost:80")
+    with pytest.raises((RequestRefused, OSError)):
+        Client("http://127.0.0.1:9").get("/health")
+
+
+def test_the_loop_is_open(client):
+    """Requests are sent at their times, though none is answered by then."""
+    requests = [Request(i, 0.01 * i, 4, 20) for i in range(10)]
+    run = run_load(client, requests, show=False)
+    assert [r.id for r in run.records] == list(range(10))
+    assert max(r.sent - r.arrival for r in run.records) < 0.05, "requests waited: for the answers to earlier ones?"
+    assert min(r.token_times[-1] for r in run.records) > 0.09 and run.seconds < 1
+
+
+def test_a_limit_of_requests_under_way_holds(client):
+    run = run_load(client, [Request(i, 0.0, 4, 6) for i in range(6)], max_concurrency=2, show=False)
+    spans = [(r.sent, r.token_times[-1]) for r in run.records]
+    assert max(sum(a <= t < b for a, b in spans) for t, _ in spans) <= 2
+
+
+def test_prompts_are_random_and_differ_from_the_first_token():
+    prompts = random_prompts([Request(i, 0.0, 50, 1) for i in range(20)], 2048)
+    assert {len(p) for p in prompts} == {50} and min(map(min, prompts)) >= 3
+    assert len({tuple(p[:2]) for p in prompts}) == 20
+
+
+def test_a_run_survives_the_disk(client, tmp_path):
+    run = run_load(client, [Request(0, 0.0, 4, 3)], show=False)
+    save_run(run, tmp_path / "run.json")
+    assert read_run(tmp_path / "run.json") == run
+
+
+def test_metrics_are_summed_over_labels(client):
+    assert client.metrics()["vllm:num_preemptions_total"] == 3
+    assert client.metrics()["cache_config:block_size"] == 32
+
+
+def test_an_objective_is_kept_as_a_whole():
+    record = Record(0, 0.0, 0.0, (0.125, 0.25, 0.5), (1, 2, 3))
+    assert SLO(ttft=0.125, tpot=0.1875, e2e=0.5).kept_by(record)
+    for slo in (SLO(ttft=0.12), SLO(tpot=0.18), SLO(e2e=0.49)):
+        assert not slo.kept_by(record)
+    with pytest.raises(ValueError, match="ttft must be more than 0"):
+        SLO(ttft=0)
+
+
+VLLMS = """
+import json, sys
+from vllm.benchmarks.serve import calculate_metrics
+from vllm.benchmarks.lib.endpoint_request_func import RequestFuncOutput
+
+given = json.load(sys.stdin)
+outputs = [RequestFuncOutput(success=True, **o) for o in given["outputs"]]
+found, _ = calculate_metrics([None] * len(outputs), outputs, given["seconds"], None, [50, 90, 99], given["goodput"])
+names = ("ttft", "itl", "tpot", "e2el")
+print(json.dumps({
+    "mean": {n: getattr(found, f"mean_{n}_ms") for n in names},
+    "percentiles": {n: getattr(found, f"percentiles_{n}_ms") for n in names},
+    "request_throughput": found.request_throughput, "output_throughput": found.output_throughput,
+    "request_goodput": found.request_goodput,
+}))
+"""
+
+
+@pytest.mark.skipif(not find_spec("vllm"), reason="vLLM is not installed: its figures cannot be asked")
+def test_percentiles_and_goodput_are_those_of_vllms_benchmark():
+    random = np.random.default_rng(0)
+    records = []
+    for i in range(200):
+        gaps = random.lognormal(-4, 1, int(random.integers(1, 60)))
+        sent = 0.05 * i
+        records.append(Record(i, sent, sent, tuple(sent + np.cumsum(gaps)), tuple(range(len(gaps))), prompt_len=5))
+    run = Run(tuple(records), max(r.token_times[-1] for r in records))
+    outputs = [
+        {
+            "latency": r.e2e, "output_tokens": len(r.token_times), "ttft": r.ttft, "itl": list(r.itls),
+            "prompt_len": r.prompt_len, "start_time": r.sent,
+        }
+        for r in records
+    ]  # fmt: skip
+    asked = {"outputs": outputs, "seconds": run.seconds, "goodput": {"ttft": 60, "tpot": 30, "e2el": 900}}
+    done = subprocess.run(
+        [sys.executable, "-c", VLLMS], input=json.dumps(asked), capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    theirs, ours = json.loads(done.stdout.splitlines()[-1]), run.summary((50, 90, 99))
+    for name, their in {"ttft": "ttft", "itl": "itl", "tpot": "tpot", "e2e": "e2el"}.items():
+        assert 1000 * ours[f"{name}_mean"] == pytest.approx(theirs["mean"][their], rel=0.01), name
+        for p, value in theirs["percentiles"][their]:
+            assert 1000 * ours[f"{name}_p{p:g}"] == pytest.approx(value, rel=0.01), f"{name} p{p}"
+    assert ours["requests_per_s"] == pytest.approx(theirs["request_throughput"])
+    assert ours["output_tokens_per_s"] == pytest.approx(theirs["output_throughput"])
+    assert run.goodput(SLO(ttft=0.06, tpot=0.03, e2e=0.9)) == pytest.approx(theirs["request_goodput"])
+    assert 0 < run.goodput(SLO(ttft=0.06, tpot=0.03, e2e=0.9)) < ours["requests_per_s"], "the objective tells nothing"

@@ -1,0 +1,166 @@
+"""A really started vLLM: ready, measured, stopped; and killed half way with the process that started it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from labkit import workload
+from labkit.models import tiny_path
+from labkit.serve import Launch, Server, StartFailed, plan_capacity, run_load
+from labkit.serve.server import free_port
+
+pytestmark = pytest.mark.skipif(not find_spec("vllm"), reason="vLLM is not installed: no server can be started")
+
+
+def tiny(**options) -> Launch:
+    return Launch(tiny_path(), **{"max_model_len": 512, "block_size": 32, "kv_cache_memory": 8 << 20, **options})
+
+
+def traces() -> set[str]:
+    """What servers leave: processes by their command line, temporary folders, shared memory."""
+    found = {f"/tmp/{name}" for name in os.listdir("/tmp") if name.startswith("labkit-serve-")}
+    found |= {f"/dev/shm/{name}" for name in os.listdir("/dev/shm")}
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            try:
+                line = (process / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if b"VLLM::" in line or b"openai.api_server" in line:
+                found.add(f"process {process.name}")
+    return found
+
+
+def left_over(before: set[str], pids: Sequence[str] = (), within: float = 5.0) -> set[str]:
+    """What is there that was not, after `within` seconds at most."""
+    deadline = time.monotonic() + within
+    while left := traces() - before | {f"process {pid}" for pid in pids if Path(f"/proc/{pid}").exists()}:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    return left
+
+
+def test_a_server_keeps_its_plan_answers_a_load_and_leaves_nothing(capsys):
+    launch = tiny()
+    plan = plan_capacity(tiny_path(), launch)
+    before = traces()
+    with Server(launch) as server:
+        assert "ready after" in capsys.readouterr().out
+        assert server.facts.kv_tokens == pytest.approx(plan.kv_tokens, rel=0.05)
+        assert server.facts.max_concurrency == pytest.approx(plan.max_concurrency, rel=0.05)
+        client = server.client()
+        assert client.metrics()["cache_config:num_gpu_blocks"] == plan.blocks
+        chat = client.chat([{"role": "user", "content": "Hello"}], 6, logprobs=True)
+        assert chat.ok and chat.logprobs is not None and len(chat.logprobs) == len(chat.token_ids) > 0, chat.error
+        requests = workload.make_requests(
+            12, prompt=workload.constant(40), output=workload.constant(8), arrivals=workload.poisson_arrivals(30)
+        )
+        run = run_load(client, requests, show=False)
+        assert run.summary()["failed"] == 0
+        for record in run.records:
+            assert len(record.token_ids) == 8 and record.prompt_len == 40
+            assert record.queue is not None and record.prefill is not None and record.decode is not None
+            inside = record.queue + record.prefill
+            assert inside < record.ttft, f"the engine's {inside} s are part of the client's {record.ttft} s"
+        again = client.complete(list(run.records[0].prompt_ids), 2)
+        assert again.cached == 32, "40 tokens were cached, of which a block of 32 can be found again"
+        port, pids, began = server.port, server.pids(), time.monotonic()
+        assert len(pids) >= 3
+    assert time.monotonic() - began < 10, "a server stops within seconds"
+    assert not server.alive and not left_over(before, within=1)
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that ended linger for a minute
+        probe.bind(("127.0.0.1", port))
+
+
+KILLED = """
+import os, sys, threading, time
+from labkit.serve import Launch, Server
+server = Server(Launch(sys.argv[1], max_model_len=512, kv_cache_memory=8 << 20), show=False)
+threading.Thread(target=server.start, daemon=True).start()
+while "with config" not in server.log:
+    time.sleep(0.05)
+print(*server.pids(), flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_nothing_is_left_of_a_server_whose_owner_is_killed_while_it_starts():
+    before = traces()
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tiny_path())], stdout=subprocess.PIPE, text=True, timeout=120
+    )
+    pids = done.stdout.split()
+    assert done.returncode == -9 and len(pids) >= 3, "guard, server and engine were to run"
+    assert not left_over(before, pids=pids), "a server outlived the process that wanted it"
+
+
+@pytest.mark.slow
+def test_a_taken_port_is_said():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        server = Server(tiny(), port=taken.getsockname()[1], show=False)
+        with pytest.raises(StartFailed, match="the port is taken"):
+            server.start()
+    assert not server.alive and server.pids() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"kv_cache_memory": 1 << 18}, "too little KV memory"),
+        ({"block_size": 16}, "block_size 16 is none that the attention backend CPU_ATTN"),
+        ({"max_model_len": 100_000}, "more than the 2048.0 positions"),
+        ({"quantization": "awq"}, "quantization awq was asked for"),
+        ({"more": ("--nonsense",)}, "does not know the arguments --nonsense"),
+    ],
+)
+def test_a_start_that_fails_says_why(options, said):
+    with pytest.raises(StartFailed, match=said):
+        Server(tiny(**options), show=False).start()
+
+
+@pytest.mark.slow
+def test_a_missing_model_is_said():
+    with pytest.raises(StartFailed, match="there is no model in the folder /nonexistent"):
+        Server(Launch("/nonexistent", kv_cache_memory=8 << 20), show=False).start()
+
+
+def test_a_launch_line_is_typed():
+    for options, said in (
+        ({"block_size": 0}, "block_size must be a whole number"),
+        ({"dtype": "int4"}, "dtype must be one of"),
+        ({"gpu_memory_utilization": 1.2}, "gpu_memory_utilization must be above 0"),
+        ({"eager": True, "capture_sizes": (1, 2)}, "eager: an eager engine captures no graphs"),
+        ({"scheduler": "Mine"}, "scheduler must be 'module.Class'"),
+        ({"model": ""}, "model must be"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            Launch(**{"model": "m", **options})
+
+
+def test_the_environment_is_offline_and_interprets_no_kernel(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    found = Launch("m", plugins=("one", "two"), environment={"MINE": "1"}).variables()
+    assert "TRITON_INTERPRET" not in found and found["HF_HUB_OFFLINE"] == "1" and found["MINE"] == "1"
+    assert found["VLLM_PLUGINS"] == "one,two" and "VLLM_PLUGINS" not in Launch("m").variables()
+
+
+def test_a_server_that_was_not_started_stops_quietly_and_has_no_address():
+    server = Server(tiny())
+    server.stop()
+    with pytest.raises(RuntimeError, match="no port before it is started"):
+        server.url  # noqa: B018
+    assert 0 < free_port() < 65536
