@@ -19,7 +19,7 @@ BLOCK = 128  # columns whose error is handed on at once: a matrix product instea
 
 
 @torch.no_grad()
-def gptq(
+def gptq_weight(
     weight: torch.Tensor,
     hessian: torch.Tensor,
     scheme: Scheme,
@@ -93,7 +93,7 @@ def quantize_gptq(
 ) -> dict[str, Quantized]:
     """Quantize the linears of `model` in place, site by site, each with the inputs that those before it now give.
 
-    tokens: calibration text, [sequences, length] int64. The other arguments are those of `gptq`. Gives the quantized
+    tokens: calibration text, [sequences, length] int64. The other arguments are those of `gptq_weight`. Gives the quantized
     matrices by name; the model's weights become what they dequantize to.
     """
     for name, linear in linears_of(model).items():
@@ -105,7 +105,7 @@ def quantize_gptq(
             read = site_inputs(site, layer, calls)
             linears = dict(zip(site.names, site.linears, strict=True))
             for linear_name, linear in linears.items():
-                made[linear_name] = gptq(
+                made[linear_name] = gptq_weight(
                     linear.weight,
                     read.hessian,
                     scheme,

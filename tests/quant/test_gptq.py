@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from labkit.quant.clip import output_error
-from labkit.quant.gptq import gptq, quantize_gptq
+from labkit.quant.gptq import gptq_weight, quantize_gptq
 from labkit.quant.grid import PER_CHANNEL, PER_TENSOR, Scheme, encode, quantize, round_trip
 from labkit.quant.inputs import linears_of, observe_inputs
 
@@ -36,7 +36,7 @@ def by_hand(weight, hessian, scheme, damping):
 @pytest.mark.parametrize("scheme", [Scheme(4, PER_CHANNEL), Scheme(3, 64), Scheme(4, 96, symmetric=True)])
 def test_codes_are_those_of_the_plain_algorithm(scheme):
     """192 columns are more than one block: the errors of the first must have reached the second."""
-    ours = gptq(WEIGHT, HESSIAN, scheme, by_loudness=False).codes
+    ours = gptq_weight(WEIGHT, HESSIAN, scheme, by_loudness=False).codes
     other = (ours != by_hand(WEIGHT, HESSIAN, scheme, 0.01)).float().mean()
     assert other < 0.002, f"{other:.1%} of the codes differ: more than numbers on the border of two steps"
 
@@ -46,7 +46,7 @@ def test_codes_are_those_of_the_plain_algorithm(scheme):
     "scheme", [Scheme(4, PER_CHANNEL), Scheme(4, 64), Scheme(3, 32), Scheme(4, 64, symmetric=True)]
 )
 def test_the_output_loses_less_than_by_rounding_and_the_weights_more(scheme, by_loudness):
-    made = gptq(WEIGHT, HESSIAN, scheme, by_loudness=by_loudness).dequantize() - WEIGHT
+    made = gptq_weight(WEIGHT, HESSIAN, scheme, by_loudness=by_loudness).dequantize() - WEIGHT
     rounded = round_trip(WEIGHT, scheme) - WEIGHT
     assert output_error(made, HESSIAN) < 0.7 * output_error(rounded, HESSIAN)
     assert made.square().sum() > rounded.square().sum()
@@ -54,7 +54,7 @@ def test_the_output_loses_less_than_by_rounding_and_the_weights_more(scheme, by_
 
 def test_inputs_that_have_nothing_in_common_leave_only_rounding():
     scheme = Scheme(4, 64)
-    made = gptq(WEIGHT, torch.diag(torch.rand(192, generator=torch.Generator().manual_seed(3)) + 0.1), scheme)
+    made = gptq_weight(WEIGHT, torch.diag(torch.rand(192, generator=torch.Generator().manual_seed(3)) + 0.1), scheme)
     assert torch.equal(made.codes, quantize(WEIGHT, scheme).codes)
 
 
@@ -63,7 +63,7 @@ def test_an_order_changes_codes_and_no_grid():
     louder = torch.ones(192)
     louder[150] = 20
     loud = HESSIAN * louder * louder[:, None]
-    first, lying = (gptq(WEIGHT, loud, scheme, by_loudness=order) for order in (True, False))
+    first, lying = (gptq_weight(WEIGHT, loud, scheme, by_loudness=order) for order in (True, False))
     assert torch.equal(first.scales, lying.scales) and torch.equal(first.zeros, lying.zeros)
     plain = quantize(WEIGHT, scheme).codes
     assert torch.equal(first.codes[:, 150], plain[:, 150]), "the loudest input comes first, and nothing before it erred"
@@ -73,9 +73,9 @@ def test_an_order_changes_codes_and_no_grid():
 def test_inputs_that_are_always_0_are_no_trouble():
     hessian = HESSIAN.clone()
     hessian[7], hessian[:, 7] = 0, 0
-    made = gptq(WEIGHT, hessian, Scheme())
+    made = gptq_weight(WEIGHT, hessian, Scheme())
     assert torch.equal(made.codes[:, 7], quantize(WEIGHT, Scheme()).codes[:, 7])
-    assert torch.equal(gptq(WEIGHT, hessian * 0, Scheme()).codes, quantize(WEIGHT, Scheme()).codes)
+    assert torch.equal(gptq_weight(WEIGHT, hessian * 0, Scheme()).codes, quantize(WEIGHT, Scheme()).codes)
 
 
 def test_a_whole_model_loses_less_and_its_weights_are_on_their_grids(pristine, tokens):
@@ -101,19 +101,19 @@ def test_a_layer_reads_what_the_quantized_ones_before_it_give(pristine, tokens):
     scheme = Scheme(2, 64)
     last = "model.layers.1.mlp.down_proj"
     sequential = quantize_gptq(copy.deepcopy(pristine), tokens, scheme)[last]
-    single = gptq(linears_of(pristine)[last].weight, observe_inputs(pristine, tokens)[last].hessian, scheme)
+    single = gptq_weight(linears_of(pristine)[last].weight, observe_inputs(pristine, tokens)[last].hessian, scheme)
     assert (sequential.codes != single.codes).float().mean() > 0.01
 
 
 def test_what_does_not_fit_is_refused_by_name(model, tokens):
     with pytest.raises(ValueError, match=r"hessian must be \[192, 192\]"):
-        gptq(WEIGHT, torch.eye(4), Scheme())
+        gptq_weight(WEIGHT, torch.eye(4), Scheme())
     with pytest.raises(ValueError, match="PER_CHANNEL"):
-        gptq(WEIGHT, HESSIAN, Scheme(4, PER_TENSOR))
+        gptq_weight(WEIGHT, HESSIAN, Scheme(4, PER_TENSOR))
     with pytest.raises(ValueError, match="damping must be positive"):
-        gptq(WEIGHT, HESSIAN, Scheme(), damping=0)
+        gptq_weight(WEIGHT, HESSIAN, Scheme(), damping=0)
     with pytest.raises(ValueError, match="hessian must be the mean"):
-        gptq(WEIGHT, -HESSIAN, Scheme())
+        gptq_weight(WEIGHT, -HESSIAN, Scheme())
     before = model.model.layers[0].self_attn.q_proj.weight.clone()
     with pytest.raises(ValueError, match=r"group_size 96 does not divide the 128 inputs of model\.layers\.0"):
         quantize_gptq(model, tokens, Scheme(4, 96))
