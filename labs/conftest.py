@@ -25,7 +25,8 @@ from grading import build, labrun
 from labkit import device
 from labkit.cells import dependents
 
-for _module in ("triton", "ipywidgets", "matplotlib.pyplot", "labkit.widgets"):  # once, before the forks; after labkit
+# Once, before the forks; after labkit. An optimizer of torch imports the last one when it is first used, in seconds.
+for _module in ("triton", "ipywidgets", "matplotlib.pyplot", "labkit.widgets", "torch._dynamo"):
     importlib.import_module(_module)
 
 ROOT = Path(__file__).resolve().parents[1]

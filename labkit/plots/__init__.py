@@ -6,6 +6,7 @@ from labkit.plots.paging import memory_map, waste_by_block_size
 from labkit.plots.recorded import evidence_chart
 from labkit.plots.style import COLOURS, colour
 from labkit.plots.tiles import tile_map
+from labkit.plots.timeline import step_timeline
 
 __all__ = [
     "COLOURS",
@@ -17,6 +18,7 @@ __all__ = [
     "occupancy_chart",
     "race_chart",
     "roofline_chart",
+    "step_timeline",
     "tile_map",
     "waste_by_block_size",
 ]
