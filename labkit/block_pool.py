@@ -14,13 +14,17 @@ from collections.abc import Iterator, Sequence
 from labkit.sequences import OutOfBlocks
 
 
-def chained_hashes(tokens: Sequence[int], block_size: int) -> Iterator[bytes]:
-    """One hash for each full block of `tokens`, made from it and the hash before it: equal means equal prefix."""
-    parent = b""
-    for start in range(0, len(tokens) - block_size + 1, block_size):
-        block = ",".join(map(str, tokens[start : start + block_size]))
-        parent = hashlib.sha256(parent + block.encode()).digest()
-        yield parent
+def chained_hashes(tokens: Sequence[int], block_size: int, known: list[bytes] | None = None) -> Iterator[bytes]:
+    """One hash for each full block of `tokens`, made from it and the hash before it: equal means equal prefix.
+
+    known: hashes of the first blocks, which are not computed again; new ones are added to it.
+    """
+    known = [] if known is None else known
+    for i in range(len(tokens) // block_size):
+        if i == len(known):
+            block = ",".join(map(str, tokens[i * block_size : (i + 1) * block_size]))
+            known.append(hashlib.sha256((known[-1] if known else b"") + block.encode()).digest())
+        yield known[i]
 
 
 class BlockPool:
@@ -78,13 +82,13 @@ class BlockPool:
         for block in reversed(block_table):
             self.free(block)
 
-    def match_prefix(self, tokens: Sequence[int]) -> list[int]:
+    def match_prefix(self, tokens: Sequence[int], known: list[bytes] | None = None) -> list[int]:
         """Take the cached blocks that hold the longest known prefix of `tokens`, and become an owner of each.
 
-        The last token is never matched, since its logits have to be computed.
+        The last token is never matched, since its logits have to be computed. known: as in `chained_hashes`.
         """
         blocks = []
-        for key in chained_hashes(tokens[:-1], self.block_size):
+        for key in chained_hashes(tokens[:-1], self.block_size, known):
             if key not in self._block_of:
                 break
             blocks.append(self._block_of[key])
@@ -93,9 +97,12 @@ class BlockPool:
             self._free.pop(block, None)
         return blocks
 
-    def register(self, tokens: Sequence[int], block_table: Sequence[int]) -> None:
-        """Make the full blocks of a sequence findable by their content. The first block of a content stays."""
-        for key, block in zip(chained_hashes(tokens, self.block_size), block_table, strict=False):
+    def register(self, tokens: Sequence[int], block_table: Sequence[int], known: list[bytes] | None = None) -> None:
+        """Make the full blocks of a sequence findable by their content. The first block of a content stays.
+
+        known: as in `chained_hashes`.
+        """
+        for key, block in zip(chained_hashes(tokens, self.block_size, known), block_table, strict=False):
             if key not in self._block_of and block not in self._hash_of:
                 self._block_of[key], self._hash_of[block] = block, key
 

@@ -39,7 +39,7 @@ class BlockManager:
 
         spare: blocks that must stay free. Gives the chunk's length; 0 if it does not fit, and then nothing changed.
         """
-        prefix = self.pool.match_prefix(request.tokens) if self.prefix_caching else []
+        prefix = self.pool.match_prefix(request.tokens, request.hashes) if self.prefix_caching else []
         cached = len(prefix) * self.pool.block_size
         chunk = min(len(request) - cached, budget)
         missing = self.blocks_for(cached + chunk) - len(prefix)
@@ -53,11 +53,11 @@ class BlockManager:
             self._counters.prefix_hits += cached
         return chunk
 
-    def remember(self, request: Request, before: int) -> None:
-        """Make the blocks that were filled since num_computed was `before` findable by their content."""
+    def remember(self, request: Request, start: int, end: int) -> None:
+        """Make the blocks that tokens start .. end have filled findable by their content."""
         size = self.pool.block_size
-        if self.prefix_caching and request.num_computed // size > before // size:
-            self.pool.register(request.tokens[: request.num_computed], request.block_table)
+        if self.prefix_caching and end // size > start // size:
+            self.pool.register(request.tokens[:end], request.block_table, request.hashes)
 
     def release(self, request: Request) -> None:
         """Take all blocks back; their content stays in the prefix cache until they are needed."""

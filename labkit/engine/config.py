@@ -100,18 +100,19 @@ def _scaling(rope: dict[str, Any]) -> dict[str, Any] | None:
 class EngineConfig:
     """How an engine runs. ValueError for values that do not go together.
 
-    device: "cpu" or "cuda". dtype: None is float32 on a CPU and the checkpoint's on a GPU. attention: "torch" (oracles
-    in plain torch) or "triton" (our kernels; on a CPU in the interpreter); None is the one made for the device.
+    device: "cpu" or "cuda". dtype: None is float32 on a CPU and the checkpoint's on a GPU. kernels: "torch" (oracles in
+    plain torch) or "triton" (ours; on a CPU in the interpreter); None is the one made for the device.
     num_blocks: of the KV cache; None is kv_fraction of the GPU memory that the weights leave free, or on a CPU what
     max_num_seqs requests of max_model_len need. max_model_len: None is the model's. graphs: "off"; "capture" (CUDA
-    graphs; on a CPU the simulator of labkit.engine.graphs); "padded" runs without graphs what "capture" would run
-    with them, at the same padded batch. capture_sizes: None is `default_sizes(max_num_seqs)`. fuse: whether norms,
-    rope and activation go through torch.compile. count_launches: also count the launches of eager steps.
+    graphs; on a CPU the simulator of labkit.graph_simulator); "padded" runs without graphs what "capture" would run
+    with them, at the same padded batch. capture_sizes: None is `default_sizes(max_num_seqs)`. overlap: whether a step
+    is launched before the tokens of the one before it have come, so that the device need not wait for the host; tokens
+    then leave `Engine.step` one step later. None: on a GPU. count_launches: also count the launches of eager steps.
     """
 
     device: str = "cpu"
     dtype: torch.dtype | None = None
-    attention: str | None = None
+    kernels: str | None = None
     block_size: int = 16
     num_blocks: int | None = None
     kv_fraction: float = 0.8
@@ -122,7 +123,7 @@ class EngineConfig:
     watermark: float = 0.0
     graphs: str = "off"
     capture_sizes: tuple[int, ...] | None = None
-    fuse: bool = False
+    overlap: bool | None = None
     count_launches: bool = False
 
     def __post_init__(self):
@@ -135,7 +136,7 @@ class EngineConfig:
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs"
                 f" ({self.max_num_seqs}), or some request could not decode in each step"
             )
-        for name, allowed in (("attention", (None, "torch", "triton")), ("graphs", ("off", "padded", "capture"))):
+        for name, allowed in (("kernels", (None, "torch", "triton")), ("graphs", ("off", "padded", "capture"))):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {allowed}, and is {getattr(self, name)!r}")
         if not 0 <= self.watermark < 1 or not 0 < self.kv_fraction < 1:

@@ -14,8 +14,8 @@ class Counters:
     the host submitted, a replay being one; counted in eager steps only if the engine's count_launches is on.
     padded_rows: rows that graphs computed for nobody. blocks_used, blocks_peak: owned now, and at most.
     wasted_slots: token slots now in owned blocks that hold no token. preemptions: requests that lost their blocks.
-    prefix_queries, prefix_hits: tokens looked up in the prefix cache, and found there. finished, cancelled, failed:
-    requests.
+    prefix_queries, prefix_hits: tokens looked up in the prefix cache, and found there. discarded_tokens: chosen for
+    requests that had ended meanwhile. finished, cancelled, failed: requests.
     """
 
     steps: int = 0
@@ -33,6 +33,7 @@ class Counters:
     preemptions: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    discarded_tokens: int = 0
     finished: int = 0
     cancelled: int = 0
     failed: int = 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from collections.abc import Sequence as Sized
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from labkit.engine.config import EngineConfig, ModelConfig
 from labkit.engine.counters import Counters
 from labkit.engine.policy import FCFS, Policy
 from labkit.engine.requests import Emitted, EngineError, Request, SamplingParams, Status, check_prompt
-from labkit.engine.runner import ModelRunner
+from labkit.engine.runner import Flight, ModelRunner
 from labkit.engine.scheduler import Chunk, Scheduler
 from labkit.engine.weights import Weights, load_weights
 
@@ -48,6 +50,9 @@ class Engine:
             config, weights, self.options, max_model_len=self.max_model_len, num_blocks=num_blocks,
             counters=self.counters,
         )  # fmt: skip
+        overlap = self.options.overlap
+        self._overlap = self.runner.device.type == "cuda" if overlap is None else overlap
+        self._flights: deque[Flight] = deque()  # launched, their tokens not yet taken
         self._next_id = 0
 
     @classmethod
@@ -92,25 +97,20 @@ class Engine:
     def step(self) -> list[Emitted]:
         """Schedule, compute and sample once. Gives a token for each request that reached its next one.
 
-        EngineError if the forward pass fails: the requests that were in it are FAILED, and hold no blocks.
+        With `overlap` these are the tokens of the step before, so the first of some steps gives none. EngineError if
+        the forward pass fails: the requests that were in it are FAILED, and hold no blocks.
         """
         chunks = self.scheduler.schedule()
         self._count_blocks()
-        if not chunks:
+        if chunks:
+            with self._failing(chunks):
+                self._launch(chunks)
+        if not self._flights or (chunks and self._overlap and len(self._flights) < 2):
             return []
-        try:
-            tokens = self.runner.run(chunks)
-        except BaseException as error:
-            for chunk in chunks:
-                chunk.request.error = error
-                self.scheduler.retire(chunk.request, Status.FAILED, "failed")
-                self.counters.failed += 1
-            self._count_blocks()
-            if not isinstance(error, Exception):  # the user's interrupt stays what it is
-                raise
-            ids = [c.request.id for c in chunks]
-            raise EngineError(f"the step of requests {ids} failed: {type(error).__name__}: {error}") from error
-        return self._take(chunks, tokens)
+        flight = self._flights.popleft()
+        with self._failing(flight.chunks):
+            tokens = flight.tokens()
+        return self._take(flight, tokens)
 
     def stream(self, prompt: Sized[int], params: SamplingParams | None = None, *, priority: int = 0) -> Iterator[int]:
         """The tokens of one request as they come, beside whatever else runs. Closing the iterator cancels it."""
@@ -152,21 +152,48 @@ class Engine:
                 self.cancel(request)
         return [r.output for r in requests]
 
-    def _take(self, chunks: Sized[Chunk], tokens: Sized[int]) -> list[Emitted]:
-        emitted, fresh = [], iter(tokens)
+    @contextmanager
+    def _failing(self, chunks: Sized[Chunk]) -> Iterator[None]:
+        """Whatever is raised inside ends the requests of these chunks."""
+        try:
+            yield
+        except BaseException as error:
+            hit = [c.request for c in chunks if not c.request.status.final]
+            for request in hit:
+                request.error = error
+                self.scheduler.retire(request, Status.FAILED, "failed")
+                self.counters.failed += 1
+            self._count_blocks()
+            if not isinstance(error, Exception):  # the user's interrupt stays what it is
+                raise
+            ids = [r.id for r in hit]
+            raise EngineError(f"the step of requests {ids} failed: {type(error).__name__}: {error}") from error
+
+    def _launch(self, chunks: Sized[Chunk]) -> None:
+        flight = self.runner.launch(chunks)
+        self._flights.append(flight)
         for chunk in chunks:
-            request, samples = chunk.request, chunk.samples  # before a token is appended
+            chunk.request.num_computed = chunk.start + chunk.length
             if chunk.decode:
                 self.counters.decode_tokens += 1
             else:
                 self.counters.prefill_tokens += chunk.length
-            request.num_computed = chunk.start + chunk.length
-            self.blocks.remember(request, chunk.start)
-            if not samples:
+        for chunk, row in zip(flight.sampling, flight.rows, strict=True):
+            if not self._full(chunk.request, len(chunk.request) + 1):
+                chunk.request.tokens.append(-1 - row)  # the next launch finds it on the device, in this row
+
+    def _take(self, flight: Flight, tokens: Sized[int]) -> list[Emitted]:
+        """Put the tokens in the place of those that stand for them, and end the requests that are done."""
+        emitted = []
+        for chunk in flight.chunks:
+            self.blocks.remember(chunk.request, chunk.start, chunk.start + chunk.length)
+        for chunk, token in zip(flight.sampling, tokens, strict=True):
+            request, place = chunk.request, chunk.start + chunk.length
+            if request.status.final:  # it was cancelled meanwhile, or ended with the token before
+                self.counters.discarded_tokens += 1
                 continue
-            token = next(fresh)
-            request.tokens.append(token)
-            reason = self._ends(request, token)
+            request.tokens[place : place + 1] = [token]
+            reason = self._ends(request, token, place + 1)
             emitted.append(Emitted(request, token, reason))
             if reason:
                 self.scheduler.retire(request, Status.FINISHED, reason)
@@ -174,12 +201,14 @@ class Engine:
         self._count_blocks()
         return emitted
 
-    def _ends(self, request: Request, token: int) -> str:
+    def _full(self, request: Request, length: int) -> bool:
+        return length - request.prompt_len >= request.params.max_tokens or length >= self.max_model_len
+
+    def _ends(self, request: Request, token: int, length: int) -> str:
         params = request.params
         if token in params.stop_token_ids or (token in self.config.eos_token_ids and not params.ignore_eos):
             return "stop"
-        full = len(request.output) >= params.max_tokens or len(request) >= self.max_model_len
-        return "length" if full else ""
+        return "length" if self._full(request, length) else ""
 
     def _count_blocks(self) -> None:
         pool, running = self.blocks.pool, self.scheduler.running

@@ -61,8 +61,9 @@ class SamplingParams:
 class Request(Sequence):
     """A sequence with what the scheduler needs to know of it.
 
-    id: in order of arrival. arrival: the step it came in. priority: lower is served first. cached: tokens that the
-    prefix cache spared at the last admission. error: why it FAILED.
+    id: in order of arrival. tokens: -1 - i stands for the token in row i of the last launch, which is still on its way.
+    arrival: the step it came in. priority: lower is served first. cached: tokens that the prefix cache spared at the
+    last admission. hashes: of its first full blocks, as far as they are known. error: why it FAILED.
     """
 
     params: SamplingParams = field(default_factory=SamplingParams)
@@ -73,16 +74,17 @@ class Request(Sequence):
     reason: str = ""
     cached: int = 0
     preemptions: int = 0
+    hashes: list[bytes] = field(default_factory=list)
     error: BaseException | None = None
 
     @property
     def output(self) -> list[int]:
-        """The tokens generated so far."""
-        return self.tokens[self.prompt_len :]
+        """The tokens generated so far, as far as they have come."""
+        return self.tokens[self.prompt_len : len(self.tokens) - (self.tokens[-1] < 0)]
 
     @property
     def pending(self) -> int:
-        """Tokens whose K and V are still to be computed: 1 in decoding."""
+        """Tokens whose K and V are still to be computed: 1 in decoding, 0 while the last token is on its way."""
         return len(self.tokens) - self.num_computed
 
 

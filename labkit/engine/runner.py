@@ -1,22 +1,48 @@
-"""Turns a step's chunks into tensors, runs the model on them and gives the next tokens."""
+"""Turns a step's chunks into tensors, runs the model on them and sends the next tokens on their way to the host."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from collections.abc import Sequence as Sized
 
 import numpy as np
 import torch
 
-from labkit.engine.attention import Attention, Step, TorchAttention, TritonAttention
+from kernels.sampling import sample
 from labkit.engine.config import EngineConfig, ModelConfig
 from labkit.engine.counters import Counters
 from labkit.engine.graphs import Capture, CudaRecorder, GraphLadder, default_sizes, launches, simulated_capture
-from labkit.engine.model import Decoder
-from labkit.engine.sampling import sample
+from labkit.engine.model import Decoder, rope_table
+from labkit.engine.ops import Step, TorchOps
 from labkit.engine.scheduler import Chunk
-from labkit.engine.static_batch import StaticBatch
+from labkit.engine.static_batch import StaticBatch, staged
 from labkit.engine.weights import Weights
+
+
+class Flight:
+    """A step that was launched: its chunks, and the tokens it chooses, on their way to the host.
+
+    sampling: the chunks that sample. rows: of `sampled`, one for each of them.
+    """
+
+    def __init__(self, chunks: Sized[Chunk], sampling: Sized[Chunk], rows: Sized[int], sampled: torch.Tensor):
+        self.chunks, self.sampling, self.rows = chunks, sampling, rows
+        self._landed: torch.cuda.Event | None = None
+        if sampled.device.type == "cpu":
+            self._host = sampled.clone()
+            return
+        self._host = torch.empty(sampled.shape, dtype=sampled.dtype, pin_memory=True)
+        self._host.copy_(sampled, non_blocking=True)
+        self._landed = torch.cuda.Event()
+        self._landed.record()
+
+    def tokens(self) -> list[int]:
+        """Of the chunks that sample: the one wait for the device in a step."""
+        if self._landed is not None:
+            self._landed.synchronize()
+        values = self._host.tolist()
+        return [values[row] for row in self.rows]
 
 
 class ModelRunner:
@@ -34,14 +60,15 @@ class ModelRunner:
         dtype = weights.norm.dtype
         shape = (config.num_layers, 2, num_blocks + 1, options.block_size, config.num_kv_heads, config.head_dim)
         self.cache = torch.zeros(shape, dtype=dtype, device=self.device)
-        attention = _attention(config, options, dtype, self.device)
-        self.model = Decoder(config, weights, attention, self.cache, max_model_len, options.fuse)
+        rope = rope_table(config, max_model_len, dtype, self.device)
+        self.model = Decoder(weights, _ops(config, options, rope), self.cache)
+        sizes = default_sizes(options.max_num_seqs) if options.capture_sizes is None else options.capture_sizes
+        rows = max(*sizes, options.max_num_seqs, 1)
+        self.sampled = torch.zeros(rows, dtype=torch.int32, device=self.device)
         self._ladder: GraphLadder | None = None
         if options.graphs == "off":
             return
-        sizes = options.capture_sizes
-        sizes = default_sizes(options.max_num_seqs) if sizes is None else sizes
-        self.static = StaticBatch(max(sizes, default=1), -(-max_model_len // options.block_size), self.device)
+        self.static = StaticBatch(rows, -(-max_model_len // options.block_size), self.device)
         capture: Capture | None = None
         if options.graphs == "capture":
             capture = CudaRecorder() if self.device.type == "cuda" else simulated_capture
@@ -51,16 +78,25 @@ class ModelRunner:
             counters.captures += len(self._ladder.sizes)
 
     @torch.no_grad()
-    def run(self, chunks: Sized[Chunk]) -> list[int]:
-        """Compute the chunks. Gives the next token of each that reaches its request's newest token, in their order."""
+    def launch(self, chunks: Sized[Chunk]) -> Flight:
+        """Compute the chunks and choose the next token of each that reaches its request's newest one.
+
+        A token of -1 - i in a request stands for the one that row i of the launch before chose. Does not wait.
+        """
         self._counters.steps += 1
         size = None
         if self._ladder is not None and all(c.length == 1 for c in chunks):
             size = self._ladder.size_for(len(chunks))
-        logits, best = self._run_padded(chunks, size) if size is not None else self._run_eager(chunks)
-        return self._choose(chunks, logits, best)
+        samples = [i for i, c in enumerate(chunks) if c.samples]
+        if size is not None:
+            rows, (logits,) = samples, self._run_padded(chunks, size)
+        else:
+            rows, logits = list(range(len(samples))), self._run_eager(chunks, samples)
+        sampling = [chunks[i] for i in samples]
+        self._sample(sampling, rows, logits)
+        return Flight(chunks, sampling, rows, self.sampled[: rows[-1] + 1 if rows else 0])
 
-    def _run_padded(self, chunks: Sized[Chunk], size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _run_padded(self, chunks: Sized[Chunk], size: int) -> tuple[torch.Tensor, ...]:
         assert self._ladder is not None
         self.static.fill(chunks, size, self._options.block_size)
         self._counters.padded_rows += size - len(chunks)
@@ -68,59 +104,69 @@ class ModelRunner:
             self._counters.graph_steps += 1
             self._counters.replays += 1
             self._counters.launches += 1
-            return self._ladder.run(size)  # type: ignore[return-value]
+            return self._ladder.run(size)
         self._counters.eager_steps += 1
         with self._counted():
-            return self._ladder.run(size)  # type: ignore[return-value]
+            return self._ladder.run(size)
 
-    def _decode(self, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _decode(self, size: int) -> tuple[torch.Tensor]:
         """One token for each of the first `size` rows of the static batch: what a graph holds."""
-        tokens, positions, step = self.static.rows(size)
-        logits = self.model.logits(self.model.forward(tokens, positions, step))
-        return logits, logits.argmax(-1)
+        tokens, step = self.static.rows(size)
+        logits = self.model.logits(self.model.forward(tokens, self.sampled, step))
+        self.model.ops.choose(logits, self.sampled)
+        return (logits,)
 
-    def _run_eager(self, chunks: Sized[Chunk]) -> tuple[torch.Tensor, torch.Tensor]:
-        """All tokens of all chunks, packed; logits of each chunk's last token."""
+    def _run_eager(self, chunks: Sized[Chunk], samples: Sized[int]) -> torch.Tensor:
+        """All tokens of all chunks, packed; logits of those chunks that sample, in order."""
         self._counters.eager_steps += 1
-        size = self._options.block_size
-        starts = np.cumsum([0] + [c.length for c in chunks])
+        size, lengths = self._options.block_size, [c.length for c in chunks]
+        starts = np.cumsum([0, *lengths])
         positions = np.concatenate([np.arange(c.start, c.start + c.length) for c in chunks])
         tokens = np.concatenate([c.request.tokens[c.start : c.start + c.length] for c in chunks])
         table = np.zeros((len(chunks), max(len(c.request.block_table) for c in chunks)), np.int32)
         for row, chunk in zip(table, chunks, strict=True):
             row[: len(chunk.request.block_table)] = chunk.request.block_table
-        owner = np.repeat(np.arange(len(chunks)), [c.length for c in chunks])
-        slots = table[owner, positions // size] * size + positions % size
+        slots = table[np.repeat(np.arange(len(chunks)), lengths), positions // size] * size + positions % size
         lens = [c.start + c.length for c in chunks]
-        on_device = [self._send(x) for x in (tokens, positions, slots, table, lens, starts, starts[1:] - 1)]
-        step = Step(on_device[2], on_device[3], on_device[4], on_device[5])
+        tokens_, positions_, slots_, lens_, starts_, last, table_ = self._send(
+            tokens, positions, slots, lens, starts, [starts[i + 1] - 1 for i in samples], table.ravel()
+        )
+        step = Step(positions_, slots_, table_.view(table.shape), lens_, starts_)
         with self._counted():
-            hidden = self.model.forward(on_device[0], on_device[1], step)
-            logits = self.model.logits(hidden.index_select(0, on_device[6]))
-            return logits, logits.argmax(-1)
+            hidden = self.model.forward(tokens_, self.sampled, step).index_select(0, last)
+            if not samples:
+                return hidden
+            logits = self.model.logits(hidden)
+            self.model.ops.choose(logits, self.sampled)
+            return logits
 
-    def _choose(self, chunks: Sized[Chunk], logits: torch.Tensor, best: torch.Tensor) -> list[int]:
-        """Tokens of the rows that sample; the one wait for the device in a step."""
-        rows = [i for i, c in enumerate(chunks) if c.samples]
-        params = [chunks[i].request.params for i in rows]
-        if all(p.temperature == 0 for p in params):
-            chosen = best.tolist()
-            return [chosen[i] for i in rows]
-        index, seeds, positions = (
-            torch.tensor(x, device=self.device)
-            for x in (rows, [p.seed for p in params], [len(chunks[i].request) for i in rows])
-        )
-        temperatures, top_ps = (
-            torch.tensor(x, dtype=torch.float32, device=self.device)
-            for x in ([p.temperature for p in params], [p.top_p for p in params])
-        )
-        return sample(logits.index_select(0, index), temperatures, top_ps, seeds, positions).tolist()
+    def _sample(self, chunks: Sized[Chunk], rows: Sized[int], logits: torch.Tensor) -> None:
+        """Replace the greedy choice of the rows whose requests want another."""
+        random = [(row, c.request) for row, c in zip(rows, chunks, strict=True) if c.request.params.temperature]
+        if not random:
+            return
+        params = [request.params for _, request in random]
+        index, seeds, positions = [row for row, _ in random], [p.seed for p in params], [len(r) for _, r in random]
+        floats = np.array([[p.temperature for p in params], [p.top_p for p in params]], np.float32).view(np.int32)
+        index_, seeds_, positions_, temperatures, top_ps = self._send(index, seeds, positions, *floats)
+        chosen = sample(
+            logits.index_select(0, index_), temperatures.view(torch.float32), top_ps.view(torch.float32),
+            seeds_.long(), positions_.long(),
+        )  # fmt: skip
+        self.sampled.index_copy_(0, index_.long(), chosen.int())
 
-    def _send(self, values: Sized[int] | np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values, np.int32)).to(self.device, non_blocking=True)
+    def _send(self, *values: Sized[int] | np.ndarray) -> list[torch.Tensor]:
+        """Int32 arrays on the device, by one copy; each begins at a multiple of 16 bytes."""
+        arrays = [np.asarray(v, np.int32) for v in values]
+        begins = np.cumsum([0, *(-(-a.size // 4) * 4 for a in arrays)])
+        packed = np.zeros(begins[-1], np.int32)
+        for begin, array in zip(begins, arrays, strict=False):
+            packed[begin : begin + array.size] = array
+        sent = staged(packed, self.device).to(self.device, non_blocking=True)
+        return [sent[begin : begin + a.size] for begin, a in zip(begins.tolist(), arrays, strict=False)]
 
     @contextlib.contextmanager
-    def _counted(self):
+    def _counted(self) -> Iterator[None]:
         if not self._options.count_launches:
             yield
             return
@@ -129,8 +175,10 @@ class ModelRunner:
         self._counters.launches += log.count
 
 
-def _attention(config: ModelConfig, options: EngineConfig, dtype: torch.dtype, device: torch.device) -> Attention:
-    kind = options.attention or ("triton" if device.type == "cuda" else "torch")
+def _ops(config: ModelConfig, options: EngineConfig, rope: torch.Tensor) -> TorchOps:
+    kind = options.kernels or ("triton" if rope.device.type == "cuda" else "torch")
     if kind == "torch":
-        return TorchAttention()
-    return TritonAttention(config.num_heads, config.num_kv_heads, config.head_dim, dtype, device)
+        return TorchOps(config, rope)
+    from labkit.engine.triton_ops import TritonOps  # where nobody wants kernels, Triton need not be there
+
+    return TritonOps(config, rope)

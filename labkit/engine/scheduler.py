@@ -62,17 +62,19 @@ class Scheduler:
         budget = self._max_tokens
         preempted = False
         for request in sorted(self.running, key=lambda r: r.pending > 1):  # stable: the policy's order within each
-            length = min(request.pending, budget - sum(c.length for c in chunks.values()))
+            length = min(request.pending, budget)
             while request.status is Status.RUNNING and length > 0:
                 if self._blocks.grow(request, request.num_computed + length):
                     chunks[request.id] = Chunk(request, request.num_computed, length)
+                    budget -= length
                     break
                 preempted = True
                 victim = self.running[-1]
-                chunks.pop(victim.id, None)
+                lost = chunks.pop(victim.id, None)
+                budget += lost.length if lost else 0
                 self._preempt(victim)
         if not preempted:
-            self._admit(chunks, budget - sum(c.length for c in chunks.values()))
+            self._admit(chunks, budget)
         return sorted(chunks.values(), key=lambda c: not c.decode)
 
     def retire(self, request: Request, status: Status, reason: str = "") -> None:
@@ -82,6 +84,8 @@ class Scheduler:
                 queue.remove(request)
         self._blocks.release(request)
         request.status, request.reason = status, reason
+        while request.tokens[-1] < 0:
+            request.tokens.pop()
 
     def _admit(self, chunks: dict[int, Chunk], budget: int) -> None:
         for request in ordered(self.policy, self.waiting):

@@ -51,6 +51,19 @@ def test_views_are_not_launches():
     assert log.count == 3, "a copy in reshape, mul_ and sum"
 
 
+def test_a_view_in_place_is_no_launch_and_replays_keep_the_shapes_of_the_capture():
+    """A vector times a matrix is an mm whose result is then squeezed in place."""
+    x, w = torch.ones(3), torch.eye(3)
+    with launches() as log:
+        x @ w
+    assert log.count == 1
+    graph = simulated_capture(lambda: (x @ w,))
+    x.copy_(torch.tensor([1.0, 5.0, 0.0]))
+    graph.replay()
+    graph.replay()
+    assert graph.outputs[0].tolist() == [1.0, 5.0, 0.0]
+
+
 @pytest.mark.parametrize("largest", [1, 3, 12, 20, 100, 256, 300])
 def test_the_ladder_ends_with_the_largest_batch_itself(largest):
     sizes = default_sizes(largest)

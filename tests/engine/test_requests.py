@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import pytest
@@ -42,7 +43,7 @@ def test_the_largest_request_that_fits_the_pool_is_served(mini):
         ({"max_num_seqs": 9, "max_num_batched_tokens": 8}, "max_num_batched_tokens .8. must be at least max_num_seqs"),
         ({"num_blocks": 0}, "num_blocks must be at least 1, and is 0"),
         ({"graphs": "on"}, "graphs must be one of"),
-        ({"attention": "flash"}, "attention must be one of"),
+        ({"kernels": "flash"}, "kernels must be one of"),
         ({"watermark": 1.0}, "watermark"),
         ({"device": "meta"}, "device must be cpu or cuda, and is 'meta'"),
     ],
@@ -154,7 +155,7 @@ def test_an_interrupt_stays_one_and_returns_the_blocks(mini, monkeypatch, assert
         raise KeyboardInterrupt
 
     engine = mini()
-    monkeypatch.setattr(engine.runner, "run", interrupt)
+    monkeypatch.setattr(engine.runner, "launch", interrupt)
     with pytest.raises(KeyboardInterrupt):
         engine.generate([[1, 2], [3]])
     assert_whole(engine)
@@ -175,15 +176,17 @@ EVENTS = st.lists(
 
 
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(EVENTS, st.integers(9, 16), st.integers(3, 16), st.booleans(), st.sampled_from(["off", "capture"]))
+@given(
+    EVENTS, st.integers(9, 16), st.integers(3, 16), st.booleans(), st.sampled_from(["off", "capture"]), st.booleans()
+)
 def test_the_pool_is_whole_and_the_tokens_are_right_after_any_trace(
-    mini, alone, assert_whole, events, blocks, budget, caching, graphs
+    mini, alone, assert_whole, events, blocks, budget, caching, graphs, overlap
 ):
     engine = mini(
         policy=Priority(ageing=7), num_blocks=blocks, max_num_batched_tokens=budget, max_num_seqs=3,
-        prefix_caching=caching, graphs=graphs,
+        prefix_caching=caching, graphs=graphs, overlap=overlap,
     )  # fmt: skip
-    requests, run = [], engine.runner.run
+    requests, launch = [], engine.runner.launch
     for kind, *args in events:
         if kind == "add":
             kind_of_prompt, length, tokens, priority = args
@@ -192,10 +195,11 @@ def test_the_pool_is_whole_and_the_tokens_are_right_after_any_trace(
         elif kind == "cancel" and requests:
             engine.cancel(requests[args[0] % len(requests)])
         elif kind == "fail" and engine.busy:
-            engine.runner.run = lambda chunks: 1 / 0
-            with pytest.raises(EngineError):
+            engine.runner.launch = lambda chunks: 1 / 0
+            tokens_are_on_their_way = all(r.pending == 0 for r in engine.scheduler.running + engine.scheduler.waiting)
+            with contextlib.nullcontext() if tokens_are_on_their_way else pytest.raises(EngineError):
                 engine.step()
-            engine.runner.run = run
+            engine.runner.launch = launch
         elif kind == "step":
             for _ in range(args[0]):
                 engine.step()

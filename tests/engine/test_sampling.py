@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from kernels.sampling import mix, sample, uniform
 from labkit.engine import SamplingParams
-from labkit.engine.sampling import mix, sample, uniform
 
 
 def draw(logits: torch.Tensor, count: int, temperature: float, top_p: float) -> torch.Tensor:

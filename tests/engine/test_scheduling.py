@@ -24,7 +24,9 @@ def test_a_long_prompt_is_computed_in_chunks_beside_the_decodes(mini):
     while engine.busy and len(steps) < 6:
         chunks = engine.scheduler.schedule()
         steps.append([(c.request.id, c.start, c.length, c.decode) for c in chunks])
-        engine._take(chunks, engine.runner.run(chunks))
+        engine._launch(chunks)
+        flight = engine._flights.popleft()
+        engine._take(flight, flight.tokens())
     assert steps[0] == [(0, 2, 1, True), (1, 0, 7, False)], "the decode goes first, the chunk takes what is left of 8"
     assert [s[1][1:3] for s in steps] == [(0, 7), (7, 7), (14, 7), (21, 7), (28, 7), (35, 5)]
     assert len(short.output) == 7, "a decode advances in every step"

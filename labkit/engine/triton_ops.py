@@ -1,0 +1,82 @@
+"""The operations of labkit.engine.ops by the kernels of this project; in the interpreter where there is no GPU.
+
+Which is fused by whom: everything between matrix products is one kernel each of kernels.fused, products of few rows
+are kernels.skinny_matmul (silu(gate) * up inside), products of many rows are cuBLAS's. Nothing goes through
+torch.compile.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from kernels import flash_attention_paged, fused, paged_attention
+from kernels.skinny_matmul import skinny_matmul
+from labkit.engine.config import ModelConfig
+from labkit.engine.graphs import as_launch
+from labkit.engine.ops import Step, TorchOps
+from labkit.engine.weights import LayerWeights
+
+SKINNY_ROWS = 64
+"""Most rows of a product that is bound by reading its weights, where our kernel is the faster one."""
+
+
+class TritonOps(TorchOps):
+    """One workspace of the decode attention for all layers, since they run one after another."""
+
+    def __init__(self, config: ModelConfig, rope_table: torch.Tensor):
+        super().__init__(config, rope_table)
+        self._workspace = paged_attention.Workspace.allocate(
+            config.num_heads, config.num_kv_heads, config.head_dim, rope_table.dtype, rope_table.device
+        )
+
+    def embed(self, tokens: torch.Tensor, sampled: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        """One launch."""
+        return as_launch(lambda: fused.embed(tokens, sampled, table))
+
+    def norm(
+        self, x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One launch."""
+        return as_launch(lambda: fused.add_rms_norm(x, residual, weight, self.config.rms_norm_eps))
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """One launch, in parts if it is skinny."""
+        if len(x) > SKINNY_ROWS:
+            return F.linear(x, weight)
+        return as_launch(lambda: skinny_matmul(x, weight))
+
+    def gated(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """One launch if it is skinny, else two."""
+        if len(x) > SKINNY_ROWS:
+            product = F.linear(x, weight)
+            return as_launch(lambda: fused.silu_mul(product, x.dtype))
+        return as_launch(lambda: skinny_matmul(x, weight, gated=True))
+
+    def attend(self, qkv: torch.Tensor, layer: LayerWeights, cache: torch.Tensor, step: Step) -> torch.Tensor:
+        """Two launches: rope with all that belongs to it, and attention."""
+        k_cache, v_cache = cache.unbind(0)
+        table, lens, starts = step.block_table, step.seq_lens, step.cu_seqlens_q
+        where = self.rope, step.positions, step.slot_mapping, self.config.num_heads
+        norms, eps = (layer.q_norm, layer.k_norm), self.config.rms_norm_eps
+        q = as_launch(
+            lambda: fused.rope_write(qkv, k_cache, v_cache, *where, q_norm=norms[0], k_norm=norms[1], eps=eps)
+        )
+        if starts is None:
+            workspace = self._workspace
+            out = as_launch(
+                lambda: paged_attention.paged_attention(q, k_cache, v_cache, table, lens, workspace=workspace)
+            )
+        else:
+            out = as_launch(lambda: flash_attention_paged.paged_prefill(q, k_cache, v_cache, table, lens, starts))
+        return out.flatten(1)
+
+    def logits(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """One launch."""
+        if len(x) > SKINNY_ROWS:
+            return F.linear(x, weight)
+        return as_launch(lambda: skinny_matmul(x, weight, whole=True))
+
+    def choose(self, logits: torch.Tensor, sampled: torch.Tensor) -> None:
+        """Two launches: the best of each block, and the best of those."""
+        as_launch(lambda: fused.argmax(logits, sampled[: len(logits)]), count=2)
