@@ -1,0 +1,95 @@
+"""The vLLM benchmark: what it measures, and what its rows are made of."""
+
+from __future__ import annotations
+
+import json
+import os
+from importlib.util import find_spec
+
+import pytest
+
+from labkit.benchmarks import vllm
+from labkit.benchmarks.vllm_engine import Batch, EngineProcess, EngineSpec, divergence
+from labkit.models import QWEN3_8B, ModelShape
+from labkit.serve import graphs
+
+STEPS = [["FULL", 5, 8, 10], ["NONE", 300, 300, 1]]
+
+
+def sample(engine: str, step_ms: float, number: int = 1, **more) -> dict:
+    row = {"group": "8b", "engine": engine, "case": "batch 5", "round": number, "seconds": 2.0, "tokens": 640}
+    return {**row, "step_ms": step_ms, "steps": STEPS, **more}
+
+
+def test_rows_put_fitted_sizes_beside_vllms_graphs_and_our_attention_beside_its_backends():
+    found = [
+        *(sample("fa3", ms) for ms in (8.0, 9.0)),
+        *(sample("fitted", ms) for ms in (7.0, 7.0)),
+        sample("ours", 6.0),
+        sample("vllm_triton", 12.0),
+        {"group": "8b-modes", "engine": "vllm_eager", "case": "batch 5", "round": 1, "error": "it died"},
+        {"group": "8b", "engine": "fa3", "case": "batch 5", "agreed": {"fa3": 1.0, "ours": 0.9, "vllm_triton": 0.8}},
+    ]
+    rows = {(row.variant, row.unit): row for row in vllm.rows_of(found)}
+    assert rows["graphs", "ms a step"].ours == 7.0
+    assert rows["graphs", "ms a step"].peers == {"vllm_graph": 8.5}, "an engine that died is no peer"
+    assert rows["attention", "ms a step"].peers == {"vllm_triton": 12.0, "fa3": 8.5}
+    assert rows["graphs", "% padded rows"].ours == pytest.approx(37.5), "eager steps pad nothing and do not count"
+    assert rows["attention", "% tokens as fa3"].ours == 90.0
+    assert rows["graphs", "tok/s"].better == "higher" and rows["graphs", "tok/s"].ours == 320.0
+
+
+def test_the_summary_names_the_worst_case():
+    rows = vllm.rows_of([sample("ours", 6.0), sample("vllm_triton", 3.0)])
+    assert vllm.summary(rows) == "attention to vllm_triton, ms a step: 0.500x in the mean, 0.500x at Qwen3-8B: batch 5"
+
+
+def test_the_sizes_that_are_raced_pad_under_5_percent_and_are_fewer_than_vllms():
+    sizes = vllm.fitted_sizes()
+    assert graphs.padded_share(vllm.traffic(), sizes) < 0.05 and sizes[-1] == vllm.MAX_NUM_SEQS
+    assert len(sizes) <= vllm.FITTED_SIZES < 35
+
+
+def test_a_configuration_is_that_of_the_published_shape(tmp_path):
+    config = json.loads((vllm.write_config(QWEN3_8B, tmp_path / "m") / "config.json").read_text())
+    assert (config["hidden_size"], config["num_hidden_layers"], config["num_key_value_heads"]) == (4096, 36, 8)
+
+
+def test_agreement_counts_tokens_up_to_the_first_that_differs():
+    assert divergence([[1, 2, 3], [4, 5, 6]], [[1, 2, 3], [4, 0, 6]]) == pytest.approx(4 / 6)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not find_spec("vllm"), reason="vLLM is not installed: no engine can be started")
+def test_an_engine_measures_batches_and_leaves_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    shape = ModelShape("toy", 2, 4, 2, 64, 2, hidden_size=128, intermediate_size=256, vocab_size=512, max_position=512)
+    options = {
+        "load_format": "dummy",
+        "dtype": "float32",
+        "enforce_eager": True,
+        "kv_cache_memory_bytes": 2**24,
+        "block_size": 32,
+        "max_model_len": 256,
+    }
+    model = vllm.write_config(shape, tmp_path / "model")
+    engine = EngineProcess(EngineSpec("toy", str(model), options, probe=False), tmp_path / "toy.log")
+    try:
+        assert engine.wait()["start_seconds"] > 0
+        got = engine.measure(Batch(16, (8, 8, 3)))
+        assert [len(ids) for ids in got["token_ids"]] == [8, 8, 3] and got["seconds"] > 0
+    finally:
+        engine.stop()
+    with pytest.raises(ProcessLookupError):
+        os.killpg(engine._process.pid, 0)
+
+
+@pytest.mark.slow
+def test_an_engine_that_cannot_start_says_why(tmp_path):
+    engine = EngineProcess(EngineSpec("none", str(tmp_path / "absent"), probe=False), tmp_path / "none.log")
+    try:
+        with pytest.raises(RuntimeError, match="the engine none ended"):
+            engine.wait()
+    finally:
+        engine.stop()
