@@ -1,6 +1,7 @@
 """Figures of the notebooks, in one style that colour-blind readers can use. Each function gives a matplotlib Figure."""
 
 from labkit.plots.charts import bars, race_chart, roofline_chart
+from labkit.plots.ladder import ladder_chart
 from labkit.plots.machine import access_chart, occupancy_chart
 from labkit.plots.paging import memory_map, waste_by_block_size
 from labkit.plots.recorded import evidence_chart
@@ -14,6 +15,7 @@ __all__ = [
     "bars",
     "colour",
     "evidence_chart",
+    "ladder_chart",
     "memory_map",
     "occupancy_chart",
     "race_chart",

@@ -223,3 +223,12 @@ def test_an_access_map_of_a_large_tensor_loses_no_touched_element():
 def test_a_program_that_touches_nothing_has_no_map():
     with pytest.raises(ValueError, match="touches no tensor"):
         plots.access_chart(AccessMap("k", (1, 1, 1), (0, 0, 0), {}, {}, ()))
+
+
+def test_a_ladder_chart_shows_the_best_choice_and_names_the_others_with_their_figures():
+    made = plots.ladder_chart({1: 0.6, 4: 0.2, 9: 0.08}, {"powers of two": (8, 0.28), "every 8": (19, 0.06)})
+    assert_legible(made)
+    assert "powers of two: 8, 28.0%" in said(made) and "every 8: 19, 6.0%" in said(made)
+    assert list(made.axes[0].lines[0].get_xdata()) == [1, 4, 9]
+    with pytest.raises(ValueError, match="best: there is nothing to draw"):
+        plots.ladder_chart({})
