@@ -10,25 +10,26 @@ from __future__ import annotations
 
 import json
 import random
-import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from labkit import models, workload
-from labkit.benchmarks.evidence import Row, geometric_mean, ratios
+from labkit.benchmarks.evidence import Row
 from labkit.benchmarks.vllm_engine import Batch, EngineProcess, EngineSpec, divergence
+from labkit.benchmarks.vllm_rows import rows_of, summary
 from labkit.models import ModelShape
 from labkit.models.sums import PROMPT_LENGTH
 from labkit.serve import graphs
 
+__all__ = ["PACKAGES", "measure", "rows_of", "run", "summary"]
 PACKAGES = ("vllm",)
 MAX_NUM_SEQS = 128
 GRID = (1, 2, 4, 8, 16, 32, 64, 128)
-BETWEEN = (3, 5, 11, 20, 43, 90)  # batches that vLLM's own sizes pad
+BETWEEN = (3, 6, 12, 27, 44, 77, 100)  # batches that vLLM's own sizes pad
 LENGTH = 128  # of prompts, and of answers
 LONG = Batch(2048, (64,) * 16)  # here attention is a larger part of a step
 FITTED_SIZES = 28  # vLLM's own are 35 at this max_num_seqs
@@ -38,6 +39,7 @@ GROUPS: dict[str, tuple[ModelShape | None, tuple[str, ...]]] = {
     "8b": (models.QWEN3_8B, ("fa3", "fitted", "vllm_triton", "ours")),
     "8b-modes": (models.QWEN3_8B, ("vllm_eager", "vllm_piecewise")),
     "0.6b": (models.QWEN3_0_6B, ENGINES),
+    "factorial": (models.QWEN3_8B, ("neither", "graphs", "caching", "both")),
     "tokens": (None, ("fa3", "vllm_triton", "ours")),  # the trained arithmetic model: random weights give flat logits
 }
 """Engines that run at the same time, as many as the memory of an H200 holds."""
@@ -92,7 +94,7 @@ def specs(group: str, folder: Path) -> list[EngineSpec]:
         options["kv_cache_memory_bytes"] += tokens * shape.attention_layers * shape.kv_layer_bytes()
     backends = {"vllm_triton": "TRITON_ATTN", "ours": "CUSTOM"}
     compilation: dict[str, dict[str, Any]] = {
-        "vllm_eager": {"cudagraph_mode": "NONE"},
+        **{name: {"cudagraph_mode": "NONE"} for name in ("vllm_eager", "neither", "caching")},
         "vllm_piecewise": {"cudagraph_mode": "PIECEWISE"},
         "fitted": {"cudagraph_capture_sizes": fitted_sizes()},
     }
@@ -101,6 +103,7 @@ def specs(group: str, folder: Path) -> list[EngineSpec]:
             name, str(model), attention="kernels" if name == "ours" else "",
             options={
                 **options,
+                "enable_prefix_caching": name in ("caching", "both"),
                 "attention_backend": backends.get(name, "FLASH_ATTN"),
                 "compilation_config": {"cudagraph_mode": "FULL_AND_PIECEWISE", **compilation.get(name, {})},
             },
@@ -119,6 +122,8 @@ def cases(group: str) -> dict[str, Batch]:
     found = {f"batch {n}": Batch(LENGTH, (LENGTH,) * n) for n in sorted((*GRID, *between))}
     if group.endswith("modes"):
         return found
+    if group == "factorial":
+        return dict(_shared_prefixes())
     drain = workload.make_requests(
         2 * MAX_NUM_SEQS, prompt=workload.constant(LENGTH), output=workload.lognormal(LENGTH / 2), seed=9
     )
@@ -126,6 +131,19 @@ def cases(group: str) -> dict[str, Batch]:
         "16 x 2048 tokens": LONG,
         "256 requests, log-normal answers": Batch(LENGTH, tuple(min(r.output_len, 2 * LENGTH) for r in drain)),
     }
+
+
+def _shared_prefixes(runs: int = 8) -> Iterator[tuple[str, Batch]]:
+    """For each run a prefix of its own: one request that leaves it in the cache, then four at once that share it."""
+    draw = random.Random(7)
+
+    def tokens(count: int) -> tuple[int, ...]:
+        return tuple(draw.randrange(10, models.QWEN3_8B.vocab_size - 10) for _ in range(count))
+
+    for run in range(runs):
+        prefix = tokens(LONG.prompt - 32)
+        yield f"fill {run}", Batch(0, (1,), (prefix + tokens(32),))
+        yield f"run {run}", Batch(0, (64,) * 4, tuple(prefix + tokens(32) for _ in range(4)))
 
 
 def measure(
@@ -166,7 +184,7 @@ def _measure_rounds(
             if begin + took.get(case, 0.0) > end:
                 continue
             shuffle(order)
-            asked = batch if number else Batch(batch.prompt, (3,) * len(batch.outputs), batch.prompts)
+            asked = batch if number else _warm_up(batch)
             tokens = {}
             for name in order:
                 row = {"group": group, "engine": name, "case": case, "round": number}
@@ -185,79 +203,10 @@ def _measure_rounds(
             took[case] = time.monotonic() - begin
 
 
-NAMES = {"8b": "Qwen3-8B", "8b-modes": "Qwen3-8B", "0.6b": "Qwen3-0.6B", "tokens": "arithmetic model"}
-VARIANTS: dict[str, tuple[str, dict[str, str]]] = {
-    "graphs": ("fitted", {"vllm_graph": "fa3", "vllm_piecewise": "vllm_piecewise", "vllm_eager": "vllm_eager"}),
-    "attention": ("ours", {"vllm_triton": "vllm_triton", "fa3": "fa3"}),
-}
-"""variant -> our engine, and peer -> its engine."""
-
-
-def rows_of(samples: Iterable[Mapping[str, Any]]) -> list[Row]:
-    """Evidence rows of what `measure` kept; samples of engines that did not start are left out."""
-    kept: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
-    for sample in samples:
-        if "error" not in sample:
-            kept.setdefault((NAMES[sample["group"]], sample["case"], sample["engine"]), []).append(sample)
-    figures = {key: _figures(key[1], found) for key, found in kept.items()}
-    names = dict.fromkeys((model, case) for model, case, _ in figures)
-    rows = []
-    for variant, (own, peers) in VARIANTS.items():
-        for model, case in names:
-            for (unit, better), (value, spread) in figures.get((model, case, own), {}).items():
-                others = {
-                    peer: figures.get((model, case, name), {}).get((unit, better)) for peer, name in peers.items()
-                }
-                beside = {peer: round(found[0], 4) for peer, found in others.items() if found}
-                label = f"{model}: {'all batches' if case == 'start' else case}"
-                rows.append(Row(label, unit, better, round(value, 4), beside, round(spread, 4), variant))
-    return rows + list(_agreement(kept))
-
-
-def _figures(case: str, samples: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], tuple[float, float]]:
-    """(unit, better) -> median and spread of one engine in one case."""
-    if case == "start":
-        ready = samples[0]
-        found = {("s of start", "lower"): [ready["start_seconds"]]}
-        if "shapes" in ready:
-            found[("s of capture", "lower")] = [ready["capture_seconds"]]
-            found[("GB of graphs", "lower")] = [ready["capture_bytes"] / 1e9]
-            found[("batch sizes captured", "lower")] = [ready["shapes"]]
-    else:
-        timed = [sample for sample in samples if "seconds" in sample]
-        found = {
-            ("ms a step", "lower"): [sample["step_ms"] for sample in timed if sample["step_ms"]],
-            ("tok/s", "higher"): [sample["tokens"] / sample["seconds"] for sample in timed],
-            ("% padded rows", "lower"): [100 * share for sample in timed if (share := _padded(sample)) is not None],
-        }
-    return {key: (statistics.median(values), _spread(values)) for key, values in found.items() if values}
-
-
-def _padded(sample: Mapping[str, Any]) -> float | None:
-    """Share of the rows in replayed graphs that belonged to no request; None where none was replayed."""
-    replayed = [step for step in sample["steps"] if step[0] != "NONE"]
-    computed = sum(count * padded for _, _, padded, count in replayed)
-    return 1 - sum(count * tokens for _, tokens, _, count in replayed) / computed if computed else None
-
-
-def _spread(values: Sequence[float]) -> float:
-    """Range over median: two or three rounds have no quartiles."""
-    return (max(values) - min(values)) / median if (median := statistics.median(values)) else 0.0
-
-
-def _agreement(kept: Mapping[tuple[str, str, str], Sequence[Mapping[str, Any]]]) -> Iterator[Row]:
-    """How far each engine's tokens agree with FlashAttention 3's; two of vLLM's own show what rounding does."""
-    for (model, case, engine), samples in kept.items():
-        shares = [sample["agreed"] for sample in samples if "agreed" in sample]
-        if engine == "fa3" and shares and "ours" in shares[0]:
-            ours, triton = (
-                [100 * share[name] for share in shares if name in share] for name in ("ours", "vllm_triton")
-            )
-            beside = {"vllm_triton": round(statistics.median(triton), 3)} if triton else {}
-            value = round(statistics.median(ours), 3)
-            yield Row(
-                f"{model}: {case}", "% tokens as fa3", "higher", value, beside, round(_spread(ours), 4), "attention"
-            )
+def _warm_up(batch: Batch) -> Batch:
+    """The same with short answers; given prompts are turned around, so that none of them is in a prefix cache."""
+    turned = batch.prompts and tuple(prompt[::-1] for prompt in batch.prompts)
+    return Batch(batch.prompt, (3,) * len(batch.outputs), turned)
 
 
 def run() -> list[Row]:
@@ -267,17 +216,3 @@ def run() -> list[Row]:
         print(f"{group}: starting {len(GROUPS[group][1])} engines", flush=True)
         measure(group, samples.append)
     return rows_of(samples)
-
-
-def summary(rows: list[Row]) -> str:
-    """How fitted sizes and our attention stand beside vLLM's own, worst cases included."""
-    lines = []
-    for variant, unit, peer in (
-        ("graphs", "tok/s", "vllm_graph"), ("attention", "ms a step", "vllm_triton"), ("attention", "ms a step", "fa3"),
-    ):  # fmt: skip
-        found = ratios([row for row in rows if row.variant == variant and row.unit == unit], peer)
-        if found:
-            worst = min(found, key=lambda case: found[case])
-            mean = geometric_mean(list(found.values()))
-            lines.append(f"{variant} to {peer}, {unit}: {mean:.3f}x in the mean, {found[worst]:.3f}x at {worst}")
-    return "\n".join(lines)

@@ -119,8 +119,8 @@ def start(spec: EngineSpec) -> Any:
 
     return LLMEngine.from_engine_args(
         EngineArgs(
-            model=spec.model, skip_tokenizer_init=True, enable_prefix_caching=False, disable_log_stats=True,
-            **spec.options,
+            model=spec.model, skip_tokenizer_init=True, disable_log_stats=True,
+            **{"enable_prefix_caching": False, **spec.options},
         )
     )  # fmt: skip
 
@@ -129,7 +129,7 @@ def run_batch(engine: Any, batch: Batch) -> dict[str, Any]:
     """Hand all requests in and step until they are done.
 
     seconds: of all steps. step_ms: mean time between the first step in which every request decodes and the last.
-    tokens: generated. token_ids: of each request.
+    ttft_ms: mean time to a request's first token. tokens: generated. token_ids: of each request.
     """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
@@ -144,17 +144,20 @@ def run_batch(engine: Any, batch: Batch) -> dict[str, Any]:
         engine.add_request(str(n), {"prompt_token_ids": prompt}, sampling)
     token_ids: list[list[int]] = [[] for _ in batch.outputs]
     together: list[float] = []
+    first: dict[str, float] = {}
     begin = time.perf_counter()
     while engine.has_unfinished_requests():
         outputs = engine.step()
         now = time.perf_counter()
         for output in outputs:
+            first.setdefault(output.request_id, now)
             token_ids[int(output.request_id)] += output.outputs[0].token_ids
         if len(outputs) == len(batch.outputs) and all(len(ids) > 1 for ids in token_ids):
             together.append(now)
     return {
         "seconds": time.perf_counter() - begin,
         "step_ms": 1e3 * (together[-1] - together[0]) / (len(together) - 1) if len(together) > 1 else None,
+        "ttft_ms": 1e3 * (sum(first.values()) / len(first) - begin),
         "tokens": sum(batch.outputs),
         "token_ids": token_ids,
     }

@@ -93,3 +93,23 @@ def test_an_engine_that_cannot_start_says_why(tmp_path):
             engine.wait()
     finally:
         engine.stop()
+
+
+def test_every_run_of_the_factorial_has_a_prefix_of_its_own_that_a_warm_up_does_not_bring_into_the_cache():
+    cases = vllm.cases("factorial")
+    prefixes = {batch.prompts[0][:2016] for name, batch in cases.items() if name.startswith("run")}
+    assert len(prefixes) == 8
+    for run in range(8):
+        shared = {prompt[:2016] for name in (f"fill {run}", f"run {run}") for prompt in cases[name].prompts}
+        assert len(shared) == 1, "the request that fills the cache and those that hit it must share the prefix"
+        assert vllm._warm_up(cases[f"run {run}"]).prompts[0][:16] != cases[f"run {run}"].prompts[0][:16]
+
+
+def test_the_factorial_gives_a_row_for_each_run_and_metric():
+    found = [
+        {**sample(engine, 5.0, ttft_ms=ttft), "group": "factorial", "case": f"run {run}"}
+        for engine, ttft in (("neither", 90.0), ("caching", 20.0))
+        for run in range(2)
+    ]
+    rows = {(row.case, row.unit): row.ours for row in vllm.rows_of(found)}
+    assert rows["Qwen3-8B: caching on, graphs off, run 1", "ms TTFT"] == 20.0 and len(rows) == 8

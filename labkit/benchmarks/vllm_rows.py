@@ -1,0 +1,113 @@
+"""Evidence rows of the vLLM benchmark: what its samples come to."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from labkit.benchmarks.evidence import Row, geometric_mean, ratios
+
+NAMES = {"8b": "Qwen3-8B", "8b-modes": "Qwen3-8B", "0.6b": "Qwen3-0.6B", "tokens": "arithmetic model",
+         "factorial": "Qwen3-8B"}  # fmt: skip
+VARIANTS: dict[str, tuple[str, dict[str, str]]] = {
+    "graphs": ("fitted", {"vllm_graph": "fa3", "vllm_piecewise": "vllm_piecewise", "vllm_eager": "vllm_eager"}),
+    "attention": ("ours", {"vllm_triton": "vllm_triton", "fa3": "fa3"}),
+}
+"""variant -> our engine, and peer -> its engine."""
+
+
+def rows_of(samples: Iterable[Mapping[str, Any]]) -> list[Row]:
+    """Evidence rows of what `measure` kept; samples of engines that did not start are left out."""
+    kept: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
+    for sample in samples:
+        if "error" not in sample:
+            kept.setdefault((NAMES[sample["group"]], sample["case"], sample["engine"]), []).append(sample)
+    figures = {key: _figures(key[1], found) for key, found in kept.items()}
+    names = dict.fromkeys((model, case) for model, case, _ in figures)
+    rows = []
+    for variant, (own, peers) in VARIANTS.items():
+        for model, case in names:
+            for (unit, better), (value, spread) in figures.get((model, case, own), {}).items():
+                others = {
+                    peer: figures.get((model, case, name), {}).get((unit, better)) for peer, name in peers.items()
+                }
+                beside = {peer: round(found[0], 4) for peer, found in others.items() if found}
+                label = f"{model}: {'all batches' if case == 'start' else case}"
+                rows.append(Row(label, unit, better, round(value, 4), beside, round(spread, 4), variant))
+    return rows + list(_agreement(kept)) + list(_factorial(kept))
+
+
+def _figures(case: str, samples: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], tuple[float, float]]:
+    """(unit, better) -> median and spread of one engine in one case."""
+    if case == "start":
+        ready = samples[0]
+        found = {("s of start", "lower"): [ready["start_seconds"]]}
+        if "shapes" in ready:
+            found[("s of capture", "lower")] = [ready["capture_seconds"]]
+            found[("GB of graphs", "lower")] = [ready["capture_bytes"] / 1e9]
+            found[("batch sizes captured", "lower")] = [ready["shapes"]]
+    else:
+        timed = [sample for sample in samples if "seconds" in sample]
+        found = {
+            ("ms a step", "lower"): [sample["step_ms"] for sample in timed if sample["step_ms"]],
+            ("tok/s", "higher"): [sample["tokens"] / sample["seconds"] for sample in timed],
+            ("% padded rows", "lower"): [100 * share for sample in timed if (share := _padded(sample)) is not None],
+        }
+    return {key: (statistics.median(values), _spread(values)) for key, values in found.items() if values}
+
+
+def _padded(sample: Mapping[str, Any]) -> float | None:
+    """Share of the rows in replayed graphs that belonged to no request; None where none was replayed."""
+    replayed = [step for step in sample["steps"] if step[0] != "NONE"]
+    computed = sum(count * padded for _, _, padded, count in replayed)
+    return 1 - sum(count * tokens for _, tokens, _, count in replayed) / computed if computed else None
+
+
+def _spread(values: Sequence[float]) -> float:
+    """Range over median: two or three rounds have no quartiles."""
+    return (max(values) - min(values)) / median if (median := statistics.median(values)) else 0.0
+
+
+def _agreement(kept: Mapping[tuple[str, str, str], Sequence[Mapping[str, Any]]]) -> Iterator[Row]:
+    """How far each engine's tokens agree with FlashAttention 3's; two of vLLM's own show what rounding does."""
+    for (model, case, engine), samples in kept.items():
+        shares = [sample["agreed"] for sample in samples if "agreed" in sample]
+        if engine == "fa3" and shares and "ours" in shares[0]:
+            ours, triton = (
+                [100 * share[name] for share in shares if name in share] for name in ("ours", "vllm_triton")
+            )
+            beside = {"vllm_triton": round(statistics.median(triton), 3)} if triton else {}
+            value = round(statistics.median(ours), 3)
+            yield Row(
+                f"{model}: {case}", "% tokens as fa3", "higher", value, beside, round(_spread(ours), 4), "attention"
+            )
+
+
+def _factorial(kept: Mapping[tuple[str, str, str], Sequence[Mapping[str, Any]]]) -> Iterator[Row]:
+    """One row for each run of each cell of prefix caching x graphs."""
+    for (model, case, engine), samples in kept.items():
+        if case.startswith("run "):
+            label = (
+                f"{model}: caching {'on' if engine in ('caching', 'both') else 'off'}, "
+                f"graphs {'on' if engine in ('graphs', 'both') else 'off'}, {case}"
+            )
+            for unit, key in (("ms TTFT", "ttft_ms"), ("ms a token", "step_ms")):
+                values = [sample[key] for sample in samples if sample.get(key)]
+                if values:
+                    value = round(statistics.median(values), 3)
+                    yield Row(label, unit, "lower", value, {}, round(_spread(values), 4), "factorial")
+
+
+def summary(rows: list[Row]) -> str:
+    """How fitted sizes and our attention stand beside vLLM's own, worst cases included."""
+    lines = []
+    for variant, unit, peer in (
+        ("graphs", "tok/s", "vllm_graph"), ("attention", "ms a step", "vllm_triton"), ("attention", "ms a step", "fa3"),
+    ):  # fmt: skip
+        found = ratios([row for row in rows if row.variant == variant and row.unit == unit], peer)
+        if found:
+            worst = min(found, key=lambda case: found[case])
+            mean = geometric_mean(list(found.values()))
+            lines.append(f"{variant} to {peer}, {unit}: {mean:.3f}x in the mean, {found[worst]:.3f}x at {worst}")
+    return "\n".join(lines)
