@@ -3,9 +3,8 @@
 >>> engine = Engine.load(folder)                                        # doctest: +SKIP
 >>> engine.generate([[1, 2, 3]], SamplingParams(max_tokens=8))          # doctest: +SKIP
 
-Read llm_engine.py (a step), scheduler.py (what is in it), runner.py (how it is computed) and graphs.py. The names below
-are the public ones, and stay; of the modules, those of graphs.py (simulated_capture, launches, GraphLadder), policy.py
-and sampling.py are used by labs too. Only the CPU path has tests yet: no speed has been measured.
+Read llm_engine.py (a step), scheduler.py (what is in it), runner.py (how it is computed), ops.py and triton_ops.py (what
+it is made of) and graphs.py. The names below are the public ones; labs also use what graphs.py names, and policy.py.
 """
 
 from labkit.engine.config import EngineConfig, ModelConfig

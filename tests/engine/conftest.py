@@ -45,12 +45,29 @@ def mini_weights() -> Weights:
     return replace(weights, embedding=weights.embedding * 20, layers=layers, head=weights.head * 20)
 
 
+def moved(weights: Weights, device: str) -> Weights:
+    """The weights on another device."""
+
+    def there(x):
+        return x if x is None else x.to(device)
+
+    layers = tuple(replace(x, **{name: there(w) for name, w in vars(x).items()}) for x in weights.layers)
+    return Weights(there(weights.embedding), layers, there(weights.norm), there(weights.head))
+
+
 @pytest.fixture(scope="session")
 def mini(mini_weights):
-    """A function that makes an engine over the mini model. options: fields of EngineConfig."""
+    """A function that makes an engine over the mini model. options: fields of EngineConfig.
+
+    Our kernels run on the GPU where there is one, and then one step after another unless `overlap` is given.
+    """
 
     def make(policy=None, **options) -> Engine:
-        return Engine(MINI, mini_weights, EngineConfig(**{"max_model_len": 64, "block_size": 4, **options}), policy)
+        options = {"max_model_len": 64, "block_size": 4, **options}
+        if options.get("kernels") != "triton" or not torch.cuda.is_available():
+            return Engine(MINI, mini_weights, EngineConfig(**options), policy)
+        options = {"device": "cuda", "overlap": False, **options}
+        return Engine(MINI, moved(mini_weights, "cuda"), EngineConfig(**options), policy)
 
     return make
 
