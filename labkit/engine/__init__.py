@@ -3,8 +3,8 @@
 >>> engine = Engine.load(folder)                                        # doctest: +SKIP
 >>> engine.generate([[1, 2, 3]], SamplingParams(max_tokens=8))          # doctest: +SKIP
 
-Read llm_engine.py (a step), scheduler.py (what is in it), runner.py (how it is computed), ops.py and triton_ops.py (what
-it is made of) and graphs.py. The names below are the public ones; labs also use what graphs.py names, and policy.py.
+Read llm_engine.py (a step), scheduler.py (what is in it), runner.py (how it is computed), ops.py and triton_ops.py
+(what it is made of), graphs.py. The names below are the public ones; labs also use what graphs.py names, and policy.py.
 """
 
 from labkit.engine.config import EngineConfig, ModelConfig
