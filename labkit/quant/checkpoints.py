@@ -143,7 +143,9 @@ def _write(
 
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty: give a new folder")
-    config = model.config.to_dict() | {"dtype": "float16", "quantization_config": quantization}
+    # A model that was not loaded from a folder lacks its architecture, and vLLM would take it for one that embeds.
+    named = {"architectures": [type(model).__name__], "dtype": "float16", "quantization_config": quantization}
+    config = model.config.to_dict() | named
     tensors: dict[str, torch.Tensor] = {}
     for name, tensor in model.state_dict().items():
         owner = name.removesuffix(".weight")

@@ -93,8 +93,8 @@ def quantize_gptq(
 ) -> dict[str, Quantized]:
     """Quantize the linears of `model` in place, site by site, each with the inputs that those before it now give.
 
-    tokens: calibration text, [sequences, length] int64. The other arguments are those of `gptq_weight`. Gives the quantized
-    matrices by name; the model's weights become what they dequantize to.
+    tokens: calibration text, [sequences, length] int64. The other arguments are those of `gptq_weight`. Gives the
+    quantized matrices by name; the model's weights become what they dequantize to.
     """
     for name, linear in linears_of(model).items():
         scheme.grouped(linear.weight, f"{name}.weight")  # refuses what does not fit while the model is whole

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from labkit.models.tiny import tiny_path
+from labkit.models import arithmetic_tokenizer, load_arithmetic, plant_outliers, tiny_path
+from labkit.models.sums import PROMPT_LENGTH, make_sums
 from labkit.quant.awq import prepare_awq
 from labkit.quant.checkpoints import dequantize_into, read_quantized, write_awq, write_compressed_tensors
 from labkit.quant.grid import PER_CHANNEL, Scheme
 from labkit.quant.inputs import observe_inputs
 from labkit.quant.rtn import quantize_rtn
-from tests.quant.vllm_logprobs import prompts
 
 HALF = torch.float16
 WRITERS = {"awq": write_awq, "compressed-tensors": write_compressed_tensors}
@@ -32,6 +32,7 @@ def test_what_is_written_is_read_back_alike(model, kind, scheme, tmp_path):
         assert torch.equal(one.dequantize(), made[name].dequantize()), name
     config = json.loads((folder / "config.json").read_text())
     assert config["quantization_config"]["quant_method"] == kind and config["dtype"] == "float16"
+    assert config["architectures"] == ["Qwen3ForCausalLM"], "vLLM would not know that it generates"
     with pytest.raises(FileExistsError, match="not empty"):
         WRITERS[kind](model, made, folder)
     assert {path.name for path in folder.parent.iterdir()} == {"int4"}, "a scratch folder was left"
@@ -80,32 +81,53 @@ def log_probs(model, ids):
     return found[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0], found[-1]
 
 
-def test_real_vllm_serves_both_formats_as_the_dequantized_copies_say(tmp_path):
-    from transformers import AutoModelForCausalLM
+def furthest(said, model, prompts, least):
+    """How far, in nats, vLLM's log-probabilities are from those of `model`, at most.
 
-    original = AutoModelForCausalLM.from_pretrained(tiny_path(), dtype=torch.float32).eval()
-    ids = prompts(original.config.vocab_size)
-    calibration = torch.randint(0, original.config.vocab_size, (4, 64), generator=torch.Generator().manual_seed(0))
-    scheme = Scheme(4, 64, scale_dtype=HALF)
-    model = copy.deepcopy(original)
-    prepare_awq(model, observe_inputs(model, calibration), scheme)
-    folders = [write_awq(model, quantize_rtn(model, scheme), tmp_path / "awq")]
-    model, scheme = copy.deepcopy(original), Scheme(4, 64, symmetric=True, scale_dtype=HALF)
-    folders.append(write_compressed_tensors(model, quantize_rtn(model, scheme), tmp_path / "ct"))
+    Of those above `least`: a logit of -40 is rounded to 0.03 in fp16, whoever computes it.
+    """
+    off = 0.0
+    for one, *theirs in zip(prompts, said["prompts"], said["next"], strict=True):
+        for ours, them in zip(log_probs(model, one), theirs, strict=True):
+            off = max(off, (ours - torch.tensor(them))[ours > least].abs().max().item())
+    return off
+
+
+def served(folders, tmp_path):
+    """What real vLLM says to the prompts of each folder."""
+    (tmp_path / "given.json").write_text(json.dumps({str(folder): prompts for folder, prompts in folders.items()}))
     script = Path(__file__).with_name("vllm_logprobs.py")
-    command = [sys.executable, script, tmp_path / "said.json", *folders]
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=240)
+    command = [sys.executable, script, tmp_path / "given.json", tmp_path / "said.json"]
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-3000:]
-    said = json.loads((tmp_path / "said.json").read_text())
-    for folder, method in zip(folders, ("AWQ", "CompressedTensors"), strict=True):
-        found, copied = said[str(folder)], dequantize_into(copy.deepcopy(original), folder).half()
-        assert method in found["method"], "vLLM took the checkpoint for something else"
-        off = far = 0.0
-        for one, prompt, following in zip(ids, found["prompts"], found["next"], strict=True):
-            for ours, theirs, plain in zip(
-                log_probs(copied, one), (prompt, following), log_probs(original, one), strict=True
-            ):
-                off = max(off, (ours - torch.tensor(theirs)).abs().max().item())
-                far = max(far, (plain - torch.tensor(theirs)).abs().max().item())
+    return list(json.loads((tmp_path / "said.json").read_text()).values())
+
+
+def test_real_vllm_serves_both_formats_as_the_dequantized_copies_say(tmp_path):
+    """AutoAWQ's from a model that rounding alone would destroy; compressed-tensors from one of random weights."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    scheme = Scheme(4, 64, scale_dtype=HALF)
+    planted = plant_outliers(load_arithmetic(), "weight", 20)
+    random = AutoModelForCausalLM.from_pretrained(tiny_path(), dtype=torch.float32).eval()
+    sums = make_sums(24, seed=10**9)
+    words = [[5 + (i * 7 + j * 13) % 2000 for j in range(n)] for i, n in enumerate([40, 17, 33])]
+    model = copy.deepcopy(planted)
+    prepare_awq(model, observe_inputs(model, make_sums(256, seed=10**9 + 7).tokens, batch_size=256), scheme)
+    awq = write_awq(model, quantize_rtn(model, scheme), tmp_path / "awq", arithmetic_tokenizer())
+    model, tokenizer = copy.deepcopy(random), AutoTokenizer.from_pretrained(tiny_path())
+    ct = write_compressed_tensors(model, quantize_rtn(model, scheme), tmp_path / "ct", tokenizer)
+    asked = {awq: sums.tokens[:, :-1].tolist(), ct: words}
+    expected = ((planted, "AWQ", -3), (random, "CompressedTensors", -10))
+    for (folder, prompts), said, (original, method, least) in zip(
+        asked.items(), served(asked, tmp_path), expected, strict=True
+    ):
+        assert method in said["method"], "vLLM took the checkpoint for something else"
+        off = furthest(said, dequantize_into(copy.deepcopy(original), folder).half(), prompts, least)
+        far = furthest(said, original, prompts, least)
         assert off < 0.03, f"{folder.name}: vLLM is {off:.3f} nat off the dequantized copy"
-        assert far > 0.3, "the unquantized model would have passed too: this proves nothing"
+        assert far > 5 * off, f"{folder.name}: the unquantized model is as near, {far:.3f} nat: this proves nothing"
+        if folder == awq:
+            answers = torch.tensor(said["prompts"])[:, PROMPT_LENGTH - 1 :]
+            sure = (answers > -0.7).all(1).float().mean()  # more likely than all others together, each digit
+            assert sure > 0.9, f"vLLM is sure of {sure:.0%} of the right answers only"

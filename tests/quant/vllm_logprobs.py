@@ -1,9 +1,9 @@
 """Run by a test in a process of its own: what real vLLM says to the tokens of some prompts.
 
-    python vllm_logprobs.py OUT.json CHECKPOINT ...
+    python vllm_logprobs.py GIVEN.json OUT.json
 
-Writes, for each checkpoint, the linear method that vLLM chose for it and the log-probability of each token of each
-prompt after its first, and of the whole vocabulary after the last. The prompts are those of `prompts`.
+given: for each checkpoint folder, its prompts, lists of token ids. Writes for each folder the linear method that vLLM
+chose and, for each prompt, the log-probability of each token after its first, and after the last of all tokens.
 """
 
 from __future__ import annotations
@@ -12,34 +12,28 @@ import gc
 import json
 import os
 import sys
+from pathlib import Path
 
 
-def prompts(vocab_size: int) -> list[list[int]]:
-    """Token ids that are the same here and in the test."""
-    return [[5 + (i * 7 + j * 13) % (vocab_size - 5) for j in range(n)] for i, n in enumerate([40, 17, 33])]
-
-
-def main(out: str, folders: list[str]) -> None:
+def main(given: dict[str, list[list[int]]]) -> dict[str, dict]:
     from vllm import LLM, SamplingParams
     from vllm.distributed import destroy_distributed_environment, destroy_model_parallel
 
     said = {}
-    for folder in folders:
-        with open(f"{folder}/config.json", encoding="utf-8") as file:
-            vocab_size = json.load(file)["vocab_size"]
+    for folder, prompts in given.items():
+        config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+        vocab_size = config["vocab_size"]
         llm = LLM(
             model=folder,
-            skip_tokenizer_init=True,
             dtype="float16",
-            max_model_len=128,
+            max_model_len=min(128, config["max_position_embeddings"]),
             max_num_seqs=4,
             max_logprobs=vocab_size,
             enforce_eager=True,
             kv_cache_memory_bytes=16 << 20,
         )
         sampling = SamplingParams(max_tokens=1, temperature=0, prompt_logprobs=0, logprobs=vocab_size, detokenize=False)
-        ids = prompts(vocab_size)
-        outputs = llm.generate([{"prompt_token_ids": one} for one in ids], sampling, use_tqdm=False)
+        outputs = llm.generate([{"prompt_token_ids": one} for one in prompts], sampling, use_tqdm=False)
         core = llm.llm_engine.engine_core.engine_core
         model = core.model_executor.driver_worker.worker.model_runner.model
         method = model.model.layers[0].self_attn.qkv_proj.quant_method
@@ -47,7 +41,7 @@ def main(out: str, folders: list[str]) -> None:
             "method": type(method).__name__,
             "prompts": [
                 [one[token].logprob for token, one in zip(tokens[1:], output.prompt_logprobs[1:], strict=True)]
-                for tokens, output in zip(ids, outputs, strict=True)
+                for tokens, output in zip(prompts, outputs, strict=True)
             ],
             "next": [[output.outputs[0].logprobs[0][t].logprob for t in range(vocab_size)] for output in outputs],
         }
@@ -56,8 +50,7 @@ def main(out: str, folders: list[str]) -> None:
         gc.collect()
         destroy_model_parallel()
         destroy_distributed_environment()
-    with open(out, "w", encoding="utf-8") as file:
-        json.dump(said, file)
+    return said
 
 
 if __name__ == "__main__":
@@ -70,4 +63,5 @@ if __name__ == "__main__":
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_CPU_INT4_W4A8": "0",  # else a CPU with AMX rounds activations to int8 too, without a word
     }
-    main(sys.argv[1], sys.argv[2:])
+    asked = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
+    Path(sys.argv[2]).write_text(json.dumps(main(asked)), encoding="utf-8")
