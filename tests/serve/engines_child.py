@@ -21,7 +21,7 @@ from vllm.distributed import destroy_distributed_environment, destroy_model_para
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from labkit import models
-from labkit.serve.plugins import attention, records, scheduler
+from labkit.serve.plugins import attention, policies, records, scheduler
 
 PROMPTS = {n: [5 + (i * 7 + j * 13) % 2000 for j in range(n)] for i, n in enumerate((48, 33, 20, 9, 5))}
 
@@ -71,7 +71,7 @@ def forgets_the_scale(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, 
     return attention.kernels_attention(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, 1.0)
 
 
-found = {"stock": run(scheduler_cls=scheduler.with_policy(scheduler.POLICIES["shortest_prompt"]))}
+found = {"stock": run(scheduler_cls=scheduler.with_policy(policies.POLICIES["shortest_prompt"]))}
 attention.inject(attention.kernels_attention)
 found["kernels"] = run()
 attention.inject(forgets_the_scale)

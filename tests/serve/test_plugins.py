@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import operator
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from labkit.serve import plugins
-from labkit.serve.plugins import limits
+from labkit.serve.plugins import limits, policies
 
 needs_vllm = pytest.mark.skipif(not find_spec("vllm"), reason="vLLM is not installed: no engine can be started")
 
@@ -101,14 +102,11 @@ def test_the_environment_names_all_that_it_switches_on():
     }
 
 
-@needs_vllm
 def test_a_policy_is_found_by_name_or_by_module_and_function():
-    from labkit.serve.plugins import scheduler
-
-    assert scheduler.policy_named("shortest_prompt")(scheduler.Waiting("a", 7, 9, 0.0)) == 7
-    assert scheduler.policy_named("operator:neg") is __import__("operator").neg
+    assert policies.policy_named("shortest_prompt")(policies.Waiting("a", 7, 9, 0.0)) == 7
+    assert policies.policy_named("operator:neg") is operator.neg
     with pytest.raises(ValueError, match="policy: expected one of fcfs"):
-        scheduler.policy_named("fastest")
+        policies.policy_named("fastest")
 
 
 def scheduler() -> SimpleNamespace:

@@ -4,7 +4,7 @@ vLLM loads them by name wherever the camp is installed (`[project.entry-points]`
 processes. What is not asked for changes nothing: everything is switched on by an environment variable, since that
 reaches all of vLLM's processes.
 
-- LABKIT_POLICY: the order of admission, a name of `scheduler.POLICIES` or `module:function`; with `--scheduler-cls` and
+- LABKIT_POLICY: the order of admission, a name of `policies.POLICIES` or `module:function`; with `--scheduler-cls` and
   the name in SCHEDULER.
 - LABKIT_ATTENTION: attention through `kernels` or through `module:function`; on CUDA with `--attention-backend CUSTOM`.
 - LABKIT_RECORDS: a folder for one row a request and one a step.

@@ -6,48 +6,15 @@ stands in `contract`.
 
 from __future__ import annotations
 
-import importlib
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.request_queue import FCFSRequestQueue
 
 from labkit.serve import plugins
-
-
-@dataclass(frozen=True)
-class Waiting:
-    """A request that waits to be admitted. prompt_tokens, max_tokens: tokens. waited: seconds since it arrived."""
-
-    id: str
-    prompt_tokens: int
-    max_tokens: int
-    waited: float
-
-
-Policy = Callable[[Waiting], Any]
-"""Gives a sort key: the request with the smallest is admitted first; equal ones stay in order of arrival."""
-
-POLICIES: dict[str, Policy] = {
-    "fcfs": lambda request: 0,
-    "shortest_prompt": lambda request: request.prompt_tokens,
-    "shortest_job": lambda request: request.prompt_tokens + request.max_tokens,
-    "longest_prompt": lambda request: -request.prompt_tokens,
-}
-
-
-def policy_named(name: str) -> Policy:
-    """A policy of POLICIES, or the function at `module:name`. ValueError for a name that is neither."""
-    if name in POLICIES:
-        return POLICIES[name]
-    module, colon, function = name.partition(":")
-    if not colon:
-        raise ValueError(f"policy: expected one of {', '.join(POLICIES)}, or module:function, and got {name!r}")
-    return getattr(importlib.import_module(module), function)
+from labkit.serve.plugins.policies import Policy, Waiting, policy_named
 
 
 class PolicyScheduler(AsyncScheduler):
