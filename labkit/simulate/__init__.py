@@ -5,10 +5,11 @@ thousands of requests in counted steps, each as long as its bytes and launches t
 """
 
 from labkit.simulate.cost import LADDER, QWEN3_8B_ON_H200, StepCost
-from labkit.simulate.drive import Step, Stuck, drive, roomy
+from labkit.simulate.drive import Step, Stuck, beside_prompts, drive, roomy
+from labkit.simulate.in_engine import EngineRun, run_in_engine
 from labkit.simulate.jobs import Blocks, Chunk, Job, NoRoom, PagedModel, alone, make_jobs
-from labkit.simulate.policies import Policy, fcfs, known, predicted, prioritised, shortest, similar
-from labkit.simulate.replay import DEMO_SERVER, Replay, Server, Shown, replay
+from labkit.simulate.policies import Policy, fcfs, known, predicted, prioritised, rank_correlation, shortest, similar
+from labkit.simulate.replay import DEMO_SERVER, Replay, Server, Shown, busy_hour, replay
 from labkit.simulate.traffic import DEMO, Served, Ticket, chat_traffic, with_state
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "QWEN3_8B_ON_H200",
     "Blocks",
     "Chunk",
+    "EngineRun",
     "Job",
     "NoRoom",
     "PagedModel",
@@ -31,6 +33,8 @@ __all__ = [
     "Stuck",
     "Ticket",
     "alone",
+    "beside_prompts",
+    "busy_hour",
     "chat_traffic",
     "drive",
     "fcfs",
@@ -38,8 +42,10 @@ __all__ = [
     "make_jobs",
     "predicted",
     "prioritised",
+    "rank_correlation",
     "replay",
     "roomy",
+    "run_in_engine",
     "shortest",
     "similar",
     "with_state",

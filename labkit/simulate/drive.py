@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from labkit.simulate.jobs import Blocks, Chunk, Job, PagedModel
+from labkit.simulate.jobs import Blocks, Chunk, Job, PagedModel, make_jobs
 
 Schedule = Callable[[list[Job], list[Job], Blocks, int, int], list[Chunk]]
 """(running, waiting, blocks, budget, max_num_seqs) -> chunks. Moves requests between the lists."""
@@ -94,3 +94,15 @@ def _whole(chunk: Any) -> tuple[Job, int, int]:
     except (TypeError, ValueError):
         raise TypeError(f"a chunk is (request, start, length), and one is {chunk!r}") from None
     return request, int(start), int(length)
+
+
+def beside_prompts(plan: Callable[[list[Job], list[Job], int, int], list[Chunk]], budget: int) -> tuple[int, int]:
+    """Three requests decode while four prompts of 200 tokens come, one every twelve steps.
+
+    Gives the tokens of the longest step in which somebody decoded, and the step in which the last prompt's answer
+    ended.
+    """
+    sizes: list[tuple[int, ...]] = [(4, 90), (4, 90), (4, 90), *[(200, 4, 5 + 12 * i) for i in range(4)]]
+    log = drive(roomy(plan), make_jobs(sizes), Blocks(400), budget, 8)
+    ended = max(number for number, step in enumerate(log, 1) if any(request > 2 for request in step.finished))
+    return max(step.tokens for step in log if step.decoding), ended

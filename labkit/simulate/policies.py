@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
+
 from labkit.simulate.traffic import Ticket
 
 Policy = Callable[[list[Ticket], float], list[Ticket]]
@@ -68,3 +70,9 @@ def similar(predict: Predict) -> Policy:
         return sorted(waiting, key=lambda t: (abs(logs[t.id] - logs[oldest.id]), t.id))
 
     return predicted(predict, order)
+
+
+def rank_correlation(a: list[float], b: list[float]) -> float:
+    """Spearman's rho: 1 where both put everybody in the same order, 0 where the one says nothing about the other."""
+    ranks = [np.argsort(np.argsort(x)).astype(float) for x in (a, b)]
+    return float(np.corrcoef(ranks)[0, 1])

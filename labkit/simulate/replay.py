@@ -17,7 +17,7 @@ import numpy as np
 
 from labkit.simulate.cost import LADDER, QWEN3_8B_ON_H200, StepCost
 from labkit.simulate.policies import Policy, fcfs
-from labkit.simulate.traffic import Served, Ticket, with_state
+from labkit.simulate.traffic import Served, Ticket, chat_traffic, with_state
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,12 @@ def replay(trace: list[Ticket], server: Server, policy: Policy = fcfs, record: b
         if needed > server.num_blocks:
             raise ValueError(f"request {t.id} needs {needed} blocks, the pool has {server.num_blocks}")
     return _Run(trace, server, policy, record).play()
+
+
+def busy_hour(rate: float) -> tuple[Server, list[Served], list[Ticket]]:
+    """A server of 32 places, what became of yesterday's 600 requests on it under FCFS, and today's trace of 800."""
+    server = Server(max_num_seqs=32, num_blocks=2000)
+    return server, replay(chat_traffic(600, rate, seed=50), server).served, chat_traffic(800, rate, seed=51)
 
 
 class _Run:

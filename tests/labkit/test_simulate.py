@@ -212,3 +212,33 @@ def test_a_job_knows_what_is_pending_and_when_it_is_done():
     assert (job.pending, job.output, job.max_len, job.done) == (1, [7], 5, False)
     job.tokens += [9]
     assert job.done and repr(job) == "Job 3 (2 of 4 tokens computed)"
+
+
+def test_a_scheduler_runs_in_the_real_engine_and_what_it_does_is_told():
+    def schedule(running, waiting, blocks, budget, max_num_seqs):
+        """One request at a time, one token a step once it decodes."""
+        if not running and blocks.grow(waiting[0], len(waiting[0])):
+            running.append(waiting.pop(0))
+        [request] = running
+        length = min(request.pending, budget)
+        assert blocks.grow(request, request.num_computed + length)
+        return [Chunk(request, request.num_computed, length)]
+
+    run = simulate.run_in_engine(schedule)
+    assert run.same_tokens and run.preemptions == 0 and run.free == run.num_blocks == 12
+    assert str(run).startswith(f"{run.steps} steps, 0 preemptions, the same tokens as each prompt alone, 12 of 12")
+
+
+def test_prompts_beside_decodes_are_measured_in_tokens_and_steps():
+    def plan(running, waiting, budget, max_num_seqs):
+        """Whole prompts: what a server without chunks does."""
+        running += waiting
+        waiting.clear()
+        return [Chunk(r, r.num_computed, r.pending) for r in running]
+
+    assert simulate.beside_prompts(plan, 4096) == (203, 45)
+
+
+def test_rank_correlation_sees_order_and_nothing_else():
+    assert simulate.rank_correlation([1, 2, 3, 4], [1, 10, 100, 1000]) == pytest.approx(1)
+    assert simulate.rank_correlation([1, 2, 3, 4], [9, 7, 5, 3]) == pytest.approx(-1)

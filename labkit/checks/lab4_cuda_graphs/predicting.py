@@ -11,7 +11,7 @@ import torch
 
 from labkit.checks.contract import Question, require
 from labkit.checks.lab4_cuda_graphs.stepping import LAB
-from labkit.simulate import Served, Server, StepCost, Ticket, chat_traffic, known, predicted, replay
+from labkit.simulate import Served, Server, StepCost, Ticket, chat_traffic, known, predicted, rank_correlation, replay
 
 latency_predictor = Question(
     "latency_predictor", LAB, "seconds are predicted from what is known beforehand, and from nothing else"
@@ -32,12 +32,6 @@ def fitted(answer):
     predictor = answer(seed=0)
     predictor.fit(day(21))
     return predictor
-
-
-def rank_correlation(a: list[float], b: list[float]) -> float:
-    """Spearman's rho."""
-    ranks = [np.argsort(np.argsort(x)).astype(float) for x in (a, b)]
-    return float(np.corrcoef(ranks)[0, 1])
 
 
 def disguised(tickets: list[Ticket]) -> list[Ticket]:
