@@ -152,7 +152,7 @@ def install(builder: Any, layer_names: list[str]) -> None:
         shape = gate.Shape(impl.num_heads, spec.num_kv_heads, spec.head_size, spec.block_size, spec.dtype)
         workspace_for(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.dtype, device)
         fault = unsupported(impl) or gate.fault_of(_as_served(chosen()), shape, device)
-        impl.attention = None if fault else chosen()
+        impl.attention, impl.fault = None if fault else chosen(), fault
         if fault:
             init_logger("vllm.labkit").warning("labkit's attention is not used in %s: %s", name, fault)
 

@@ -15,9 +15,10 @@ from labkit.serve.plugins import attention
 
 
 class LabImpl(CPUAttentionBackendImpl):
-    """attention: the function that is proved for this layer; None where vLLM's own stays."""
+    """attention: the function that is proved for this layer; None where vLLM's own stays. fault: why."""
 
     attention: attention.Attention | None = None
+    fault: str = ""
 
     def do_kv_cache_update(
         self, layer: Any, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor

@@ -16,9 +16,10 @@ from labkit.serve.plugins import attention
 
 
 class LabImpl(TritonAttentionImpl):
-    """attention: the function that is proved for this layer; None where vLLM's Triton attention stays."""
+    """attention: the function that is proved for this layer; None where vLLM's Triton attention stays. fault: why."""
 
     attention: attention.Attention | None = None
+    fault: str = ""
 
     def forward(
         self, layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor,
