@@ -58,7 +58,8 @@ class EngineProcess:
         self.log = log
         environment = {
             **os.environ, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0",
-            "VLLM_CACHE_ROOT": str(log.with_suffix(".cache")), "LABKIT_ATTENTION": spec.attention,
+            "VLLM_CACHE_ROOT": str(log.with_suffix(".cache")), "TMPDIR": str(log.parent),
+            "LABKIT_ATTENTION": spec.attention,
         }  # fmt: skip
         with log.open("w", encoding="utf-8") as file:
             self._process = subprocess.Popen(

@@ -11,10 +11,12 @@ import gc
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -59,7 +61,12 @@ def answer(
     vLLM's EngineArgs. RuntimeError, with the end of what vLLM said, if it fails.
     """
     hook = sys.excepthook  # vLLM puts one of its own around it, once more with each engine
-    with capture.stderr() as said:
+    # In a folder of its own, since a failed start leaves its rendezvous file behind.
+    with (
+        capture.stderr() as said,
+        tempfile.TemporaryDirectory() as scratch,
+        mock.patch.object(tempfile, "tempdir", scratch),
+    ):
         try:
             return _answer(prompts, str(model or models.tiny_path()), outputs, logprobs, policy, attention, options)
         except Exception as error:

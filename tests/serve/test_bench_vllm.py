@@ -113,3 +113,49 @@ def test_the_factorial_gives_a_row_for_each_run_and_metric():
     ]
     rows = {(row.case, row.unit): row.ours for row in vllm.rows_of(found)}
     assert rows["Qwen3-8B: caching on, graphs off, run 1", "ms TTFT"] == 20.0 and len(rows) == 8
+
+
+class FakeEngine:
+    """An engine that answers at once, dies at its nth batch, or never starts."""
+
+    asked: list[tuple[str, Batch]] = []  # noqa: RUF012  (of all engines, in order)
+    stopped: list[str] = []  # noqa: RUF012
+
+    def __init__(self, spec: EngineSpec, log) -> None:
+        self.spec = spec
+
+    def wait(self) -> dict:
+        if self.spec.name == "vllm_triton":
+            raise RuntimeError("the engine vllm_triton ended: out of memory")
+        return {"start_seconds": 1.0}
+
+    def measure(self, batch: Batch) -> dict:
+        self.asked.append((self.spec.name, batch))
+        if self.spec.name == "ours" and len(batch.outputs) == 16 and batch.outputs[0] > 3:
+            raise RuntimeError("the engine ours ended: illegal memory access")
+        ids = [[7] * n for n in batch.outputs]
+        return {"seconds": 1.0, "step_ms": 5.0, "ttft_ms": 9.0, "tokens": 1, "token_ids": ids, "steps": []}
+
+    def stop(self) -> None:
+        self.stopped.append(self.spec.name)
+
+
+def test_engines_that_fail_are_said_and_the_others_are_measured_on(monkeypatch):
+    monkeypatch.setattr(vllm, "EngineProcess", FakeEngine)
+    FakeEngine.asked, FakeEngine.stopped, kept = [], [], []
+    vllm.measure("8b", kept.append, rounds=2)
+    assert sorted(FakeEngine.stopped) == ["fa3", "fitted", "ours", "vllm_triton"], "an engine was left running"
+    errors = {(row["engine"], row["case"]): row["error"] for row in kept if "error" in row}
+    assert errors.keys() == {("vllm_triton", "start"), ("ours", "batch 16")}
+    timed = [row for row in kept if "seconds" in row]
+    assert {row["round"] for row in timed} == {1, 2}, "the warm-up round is not kept"
+    assert sum(row["engine"] == "fa3" for row in timed) == 2 * len(vllm.cases("8b"))
+    assert not any(row["engine"] == "ours" and row["case"] == "batch 32" for row in timed)
+    assert vllm.rows_of(kept)
+
+
+def test_no_case_begins_after_the_time_that_is_given(monkeypatch):
+    monkeypatch.setattr(vllm, "EngineProcess", FakeEngine)
+    FakeEngine.asked, kept = [], []
+    vllm.measure("8b", kept.append, rounds=2, seconds=-1.0)
+    assert not FakeEngine.asked and {row["case"] for row in kept} == {"start"}
