@@ -107,10 +107,12 @@ def run(function: Attention, impl: Any, query: torch.Tensor, kv_cache: torch.Ten
 
     kv_cache: [num_blocks, num_kv_heads, block_size, 2 * head_dim], K and V side by side, in any memory order.
     """
-    tokens = metadata.num_actual_tokens
+    tokens, table = metadata.num_actual_tokens, metadata.block_table
     k_cache, v_cache = halves(kv_cache)
+    if table.shape[0] > metadata.seq_lens.shape[0]:  # rows for padding that this step does not have
+        table = table[: metadata.seq_lens.shape[0]]
     arguments = (
-        query[:tokens], k_cache, v_cache, metadata.block_table, metadata.seq_lens, metadata.query_start_loc, impl.scale,
+        query[:tokens], k_cache, v_cache, table, metadata.seq_lens, metadata.query_start_loc, impl.scale,
     )  # fmt: skip
     if function is kernels_attention:
         kernels_attention(*arguments, out=out[:tokens], decode=metadata.max_query_len == 1)

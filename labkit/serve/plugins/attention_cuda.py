@@ -30,6 +30,10 @@ class LabImpl(TritonAttentionImpl):
             return super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
         return attention.run(self.attention, self, query, kv_cache, attn_metadata, output)
 
+    def fused_output_quant_supported(self, quant_key: Any) -> bool:
+        """No: our kernels write the output as it is."""
+        return False
+
 
 class LabBuilder(TritonAttentionMetadataBuilder):
     """The stock builder; when it is made, before any graph is captured, our function is put to the proof.
