@@ -78,7 +78,8 @@ def read_quantized(folder: Path | str) -> dict[str, Quantized]:
         ("awq", "gemm"): (".qweight", from_awq),
         ("compressed-tensors", "pack-quantized"): (".weight_packed", from_compressed_tensors),
     }
-    kind = config.get("quant_method"), config.get("version", config.get("format"))
+    method = config.get("quant_method")  # the version that compressed-tensors names is the library's
+    kind = method, config.get("version" if method == "awq" else "format")
     if kind not in formats:
         raise ValueError(f"{folder} must be in AutoAWQ's GEMM format or pack-quantized, and says {kind}")
     ending, read = formats[kind]
