@@ -315,9 +315,9 @@ def _int4_hopper_kernel(
 class Plan:
     """How one shape is launched; any values are correct.
 
-    block_m: rows of x in a tile. parts: computing groups, 64 outputs each. blocks: of 64 of K, in a step; at least 2, or
-    the tensor cores' operand has no second set of registers. stages: steps in flight. ctas_per_sm: programs on an SM.
-    parting: see share_out.
+    block_m: rows of x in a tile. parts: computing groups, 64 outputs each. blocks: of 64 of K, in a step; at least 2,
+    or the tensor cores' operand has no second set of registers. stages: steps in flight. ctas_per_sm: programs on an
+    SM. parting: see share_out.
     """
 
     block_m: int

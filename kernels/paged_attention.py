@@ -15,8 +15,11 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+from triton import JITFunction
 
+from kernels.kv_cache_quantized import QuantizedCache
 from kernels.split_kv import LOG2_E, attend, chunk_of, combine, count_tiles, locate, num_tiles, store_rows
+from kernels.split_kv_quantized import attend_quantized
 from kernels.validate import FLOATS, require, require_caches, require_ints, require_tensors, require_type
 
 MAX_PLANNED = 1024  # sequences that a program plans at a time
@@ -30,7 +33,8 @@ def _paged_attention_kernel(
     stride_vb, stride_vt, stride_vh, stride_table, stride_os, stride_oh, stride_ls, stride_lh,
     HEAD_DIM: tl.constexpr, GROUP: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_P: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
-    SAME_STRIDES: tl.constexpr,
+    SAME_STRIDES: tl.constexpr, k_scales_ptr=None, v_scales_ptr=None, stride_sb=0, stride_sh=0,
+    KIND: tl.constexpr = None, ASM: tl.constexpr = False, WARPS: tl.constexpr = 1,
 ):  # fmt: skip
     """Program (KV head, chunk). Neighbours read the same tokens of different heads at the same time.
 
@@ -57,17 +61,28 @@ def _paged_attention_kernel(
     dim = tl.arange(0, HEAD_DIM)
     k_ptr += kv_head * stride_kh.to(tl.int64)
     v_ptr += kv_head * stride_vh.to(tl.int64)
+    if KIND is not None:
+        k_scales_ptr += kv_head * stride_sh
+        v_scales_ptr += kv_head * stride_sh
     while tile < stop:
         seq_len = tl.load(seq_lens_ptr + seq)
         end = start + num_tiles(seq_len, BLOCK_N)
         seq_row = seq.to(tl.int64)
         q_row = q_ptr + seq_row * stride_qs + (head + row) * stride_qh
         q = tl.load(q_row[:, None] + dim[None, :], mask=(row < GROUP)[:, None], other=0.0)  # (BLOCK_G, HEAD_DIM)
-        o, lse = attend(
-            q, k_ptr, v_ptr, table_ptr + seq_row * stride_table,
-            (tile - start) * BLOCK_N, (tl.minimum(end, stop) - start) * BLOCK_N, seq_len, qk_scale,
-            stride_kb, stride_kt, stride_vb, stride_vt, BLOCK_SIZE, BLOCK_N, HEAD_DIM, BLOCK_G, SAME_STRIDES,
-        )  # fmt: skip
+        table_row = table_ptr + seq_row * stride_table
+        begin_token = (tile - start) * BLOCK_N
+        end_token = (tl.minimum(end, stop) - start) * BLOCK_N
+        if KIND is None:
+            o, lse = attend(
+                q, k_ptr, v_ptr, table_row, begin_token, end_token, seq_len, qk_scale,
+                stride_kb, stride_kt, stride_vb, stride_vt, BLOCK_SIZE, BLOCK_N, HEAD_DIM, BLOCK_G, SAME_STRIDES,
+            )  # fmt: skip
+        else:
+            o, lse = attend_quantized(
+                q, k_ptr, v_ptr, k_scales_ptr, v_scales_ptr, table_row, begin_token, end_token, seq_len, qk_scale,
+                stride_kb, stride_kt, stride_sb, KIND, ASM, BLOCK_SIZE, BLOCK_N, HEAD_DIM, BLOCK_G, WARPS,
+            )  # fmt: skip
         first = chunk_of(start, size, longer)
         last = chunk_of(end - 1, size, longer)
         o_row = o_ptr + seq_row * stride_os + head * stride_oh
@@ -141,10 +156,11 @@ class Workspace:
 
     @classmethod
     def allocate(
-        cls, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device | str
-    ) -> Workspace:
+        cls, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device | str,
+        plan: Plan | None = None,
+    ) -> Workspace:  # fmt: skip
         """Workspace for any batch of this many heads, of this head_dim and dtype, on `device`."""
-        plan = plan_for(head_dim, dtype.itemsize)
+        plan = plan or plan_for(head_dim, dtype.itemsize)
         chunks = plan.num_chunks(num_kv_heads, torch.device(device))
         return cls(
             torch.empty(2 * chunks, num_heads, head_dim, dtype=torch.float32, device=device),
@@ -184,14 +200,28 @@ def paged_attention(
     Raises TypeError or ValueError, naming the argument, before anything is launched. Safe to capture in a CUDA graph:
     values of block_table and seq_lens may change between replays, shapes may not.
     """
-    _validate(q, k_cache, v_cache, block_table, seq_lens, out, lse)
+    require_tensors(q=q, k_cache=k_cache, v_cache=v_cache, block_table=block_table, seq_lens=seq_lens)
+    require_queries(q, k_cache.shape[2] if k_cache.ndim == 4 else 1, block_table, seq_lens, out, lse)
+    require_caches(k_cache, v_cache, q.dtype, q.shape[2])
+    plan = plan_for(q.shape[2], q.element_size())
+    return launch(q, k_cache, v_cache, block_table, seq_lens, scale, out, lse, workspace, plan)
+
+
+def launch(
+    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor, seq_lens: torch.Tensor,
+    scale: float | None, out: torch.Tensor | None, lse: torch.Tensor | None, workspace: Workspace | None, plan: Plan,
+    quantized: QuantizedCache | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Compute what `paged_attention` promises, of arguments that were found right.
+
+    quantized: where k_cache and v_cache, its codes, have their scales from; None where they are K and V themselves.
+    """
     num_seqs, num_heads, head_dim = q.shape
     _, block_size, num_kv_heads, _ = k_cache.shape
     out = torch.empty_like(q) if out is None else out
     if num_seqs == 0:
         return out
-    plan = plan_for(head_dim, q.element_size())
-    workspace = workspace or Workspace.allocate(num_heads, num_kv_heads, head_dim, q.dtype, q.device)
+    workspace = workspace or Workspace.allocate(num_heads, num_kv_heads, head_dim, q.dtype, q.device, plan)
     most_tiles = num_seqs * max(1, triton.cdiv(block_table.shape[1] * block_size, plan.block_n))
     chunks = min(plan.num_chunks(num_kv_heads, q.device), most_tiles)
     require(
@@ -203,6 +233,14 @@ def paged_attention(
     group = num_heads // num_kv_heads
     block_p = triton.next_power_of_2(group)
     scale = head_dim**-0.5 if scale is None else scale
+    scales: dict[str, object] = {}
+    if quantized is not None:
+        stride_sb, stride_sh, _ = quantized.k_scales.stride()
+        scales = {
+            "k_scales_ptr": quantized.k_scales, "v_scales_ptr": quantized.v_scales, "stride_sb": stride_sb,
+            "stride_sh": stride_sh, "KIND": quantized.kind, "ASM": isinstance(_paged_attention_kernel, JITFunction),
+            "WARPS": min(plan.num_warps, k_cache.shape[3] // 8),
+        }  # fmt: skip
     _paged_attention_kernel[(num_kv_heads, chunks)](
         q, k_cache, v_cache, block_table, seq_lens, out, lse, workspace.part_o, workspace.part_lse, workspace.arrivals,
         num_seqs, num_heads, scale * LOG2_E.value, *q.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3],
@@ -211,22 +249,21 @@ def paged_attention(
         BLOCK_N=plan.block_n, BLOCK_S=min(MAX_PLANNED, max(32, triton.next_power_of_2(num_seqs))),
         BLOCK_C=max(4, plan.combined_elements // (block_p * head_dim)),
         SAME_STRIDES=k_cache.stride() == v_cache.stride(), num_warps=plan.num_warps, num_stages=plan.num_stages,
+        **scales,
     )  # fmt: skip
     return out
 
 
-def _validate(
-    q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor, seq_lens: torch.Tensor,
+def require_queries(
+    q: torch.Tensor, num_kv_heads: int, block_table: torch.Tensor, seq_lens: torch.Tensor,
     out: torch.Tensor | None, lse: torch.Tensor | None,
 ) -> None:  # fmt: skip
-    named = {"k_cache": k_cache, "v_cache": v_cache, "block_table": block_table, "seq_lens": seq_lens}
-    require_tensors(q=q, **named, **{n: t for n, t in (("out", out), ("lse", lse)) if t is not None})
+    """All arguments of decode attention but the cache are right, which has this many KV heads."""
+    require_tensors(q=q, **{n: t for n, t in (("out", out), ("lse", lse)) if t is not None})
     require(q.ndim == 3, f"q: expected [num_seqs, num_heads, head_dim], got {list(q.shape)}")
     require_type(q.dtype in FLOATS, f"q: expected float16, bfloat16 or float32, got {q.dtype}")
     num_seqs, num_heads, head_dim = q.shape
     require(head_dim in (16, 32, 64, 128, 256), f"q: head_dim must be a power of two from 16 to 256, got {head_dim}")
-    require_caches(k_cache, v_cache, q.dtype, head_dim)
-    num_kv_heads = k_cache.shape[2]
     require(
         num_heads % num_kv_heads == 0,
         f"q: num_heads ({num_heads}) must be a multiple of the cache's num_kv_heads ({num_kv_heads})",

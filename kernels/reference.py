@@ -159,3 +159,63 @@ def silu_mul(gate_up: torch.Tensor, *, dtype: torch.dtype = torch.float64) -> to
     """silu(gate) * up of the two halves of the last dimension, computed in `dtype`."""
     gate, up = gate_up.to(dtype).chunk(2, -1)
     return gate * torch.sigmoid(gate) * up
+
+
+def dequantize_awq(
+    qweight: torch.Tensor,
+    qzeros: torch.Tensor,
+    scales: torch.Tensor,
+    group_size: int,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """The weights [out_features, in_features] of an AutoAWQ checkpoint, rounded once to `dtype`.
+
+    Arguments as in kernels.int4_repack.repack_awq; scales are rounded to `dtype` before they multiply.
+    """
+    order = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7], device=qweight.device)  # the nibble that has column i of 8
+    shifts = 4 * order
+
+    def unpacked(words: torch.Tensor) -> torch.Tensor:
+        return ((words.unsqueeze(-1) >> shifts) & 15).flatten(1).double()
+
+    size = qweight.shape[0] if group_size == -1 else group_size
+    zeros, factors = (t.repeat_interleave(size, dim=0) for t in (unpacked(qzeros), scales.to(dtype).double()))
+    return ((unpacked(qweight) - zeros) * factors).to(dtype).T
+
+
+def int4_matmul(x: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """x times the transpose of dequantized weights [out_features, in_features], computed in `dtype`."""
+    return x.to(dtype) @ weight.to(dtype).T
+
+
+def quantize_kv(x: torch.Tensor, kind: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """K or V [..., head_dim] to codes of the same shape, float32, and scales and offsets [...], float32.
+
+    kind: "fp8", "int8" or "int4", as kernels.kv_cache_quantized describes them.
+    """
+    x = x.float()
+    if kind == "int4":
+        least, most = x.amin(-1), x.amax(-1)
+        scale, offset = ((most - least) / 15).half().float(), least.half().float()
+        factor = torch.where(scale == 0, 0.0, 1 / scale)
+        return ((x - offset[..., None]) * factor[..., None] + 0.5).floor().clamp(0, 15), scale, offset
+    scale = x.abs().amax(-1) / (448 if kind == "fp8" else 127)
+    codes = x / torch.where(scale == 0, 1.0, scale)[..., None]
+    rounded = codes.clamp(-448, 448).to(torch.float8_e4m3fn).float() if kind == "fp8" else (codes + 0.5).floor()
+    return rounded, scale, torch.zeros_like(scale)
+
+
+def quantized_codes(cache: torch.Tensor, scales: torch.Tensor, kind: str) -> tuple[torch.Tensor, ...]:
+    """What a quantized cache's k or v and its scales hold: codes [num_blocks, block_size, num_kv_heads, head_dim],
+    scales and offsets [num_blocks, block_size, num_kv_heads], all float32."""
+    scales = scales.transpose(1, 2).contiguous()
+    if kind != "int4":
+        return cache.float(), scales, torch.zeros_like(scales)
+    halves = scales.unsqueeze(-1).view(torch.float16).float()  # little-endian: the scale comes first
+    return torch.cat([cache & 15, cache >> 4], -1).float(), halves[..., 0], halves[..., 1]
+
+
+def dequantize_kv(cache: torch.Tensor, scales: torch.Tensor, kind: str) -> torch.Tensor:
+    """The K or V that a quantized cache stands for, float32 [num_blocks, block_size, num_kv_heads, head_dim]."""
+    codes, factors, offsets = quantized_codes(cache, scales, kind)
+    return codes * factors[..., None] + offsets[..., None]
