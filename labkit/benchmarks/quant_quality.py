@@ -116,23 +116,22 @@ def recipes() -> dict[str, tuple[Recipe, str]]:
         by_group: (_rtn(g64), by_group),
         of_three: (_rtn(three), of_three),
         "int4 g64, AWQ scales and clip": (_awq(g64), by_group),
-        "int3 g64, AWQ scales, clip and GPTQ": (_awq(three, gptq=True), of_three),
         "int4 g64, AWQ scales, clip and GPTQ": (_awq(g64, gptq=True), by_group),
-        "int3 g64, AWQ scales and clip": (_awq(three), of_three),
-        "int4 per channel, clip search": (_clip(rows), by_row),
+        "int3 g64, AWQ scales, clip and GPTQ": (_awq(three, gptq=True), of_three),
         "int4 per channel, clamp at 3 sigma": (_sigmas(rows, 3), by_row),
-        "int4 g64, GPTQ": (_gptq(g64), by_group),
-        "int4 g64, Q4_0 blocks of 32": (_each(lambda w: quantize_q4_0(w).dequantize()), by_group),
-        "int4 g64, Q4_K-style, super-blocks of 192": (_each(lambda w: quantize_q4_k(w, 192).dequantize()), by_group),
+        "int4 per channel, clip search": (_clip(rows), by_row),
+        "int4 per channel, clip search by weight error": (_clip(rows, by_output=False), by_row),
+        "int4 g64, clip search": (_clip(g64), by_group),
+        "Q4_0 blocks of 32": (_each(lambda w: quantize_q4_0(w).dequantize()), by_group),
+        "Q4_K blocks of 32, super-blocks of 192": (_each(lambda w: quantize_q4_k(w, 192).dequantize()), by_group),
         "fp8 e4m3 per channel": (_each(lambda w: dequantize_fp8(*quantize_fp8(w))), by_row),
         "fp8 e5m2 per channel": (_each(lambda w: dequantize_fp8(*quantize_fp8(w, torch.float8_e5m2))), by_row),
         "int8 per channel, RTN": (_rtn(Scheme(8)), by_row),
+        "int4 g64, GPTQ": (_gptq(g64), by_group),
         "int4 g64, AWQ scales": (_awq(g64, clip=False), by_group),
-        "int4 g64, clip search": (_clip(g64), by_group),
-        "int4 per channel, clip search by weight error": (_clip(rows, by_output=False), by_row),
+        "int3 g64, AWQ scales and clip": (_awq(three), of_three),
         "int4 per channel, AWQ scales and clip": (_awq(rows), by_row),
         "int4 per channel, GPTQ": (_gptq(rows), by_row),
-        "int3 g64, GPTQ": (_gptq(three), of_three),
     }
 
 
@@ -167,15 +166,15 @@ def run(path: Path, only: str, checkpoints: dict[str, Path]) -> list[Row]:
         recipe(model, calibration)
         for text, reference in references.items():
             found = measure_quality(model, reference, dtype=torch.bfloat16, batch_size=1)
-            case = f"{name}: {text}"
-            rounded = {row.case: row.ours for row in rows if row.unit == "nat"}
-            kl = round(found.kl_divergence.value, 6)
+            rounded = {row.case: row.ours for row in rows}
+            kl = rounded.get(f"{rounding}: KL, {text}", round(found.kl_divergence.value, 6))
+            perplexity = round(plain[text].perplexity.value, 4)
             rows += [
-                _row(case, "nat", "lower", found.kl_divergence, {"rtn": rounded.get(f"{rounding}: {text}", kl)}),
-                _row(case, "perplexity", "lower", found.perplexity, {"fp16": round(plain[text].perplexity.value, 4)}),
-                _row(case, "share", "higher", found.top1, {"fp16": 1.0}),
+                _row(f"{name}: KL, {text}", "nat", "lower", found.kl_divergence, {"rtn": kl}),
+                _row(f"{name}: perplexity, {text}", "1", "lower", found.perplexity, {"fp16": perplexity}),
+                _row(f"{name}: top-1, {text}", "share", "higher", found.top1, {"fp16": 1.0}),
             ]
-            print(f"{case}: {found}", flush=True)
+            print(f"{name}, {text}: {found}", flush=True)
         print(f"  {time.perf_counter() - began:.0f} s", flush=True)
         evidence(path, rows).write(path)
     return rows

@@ -1,0 +1,83 @@
+"""The table of what quantization costs: made recipe by recipe, gone on with, and held to what was aimed at."""
+
+import copy
+import json
+
+import pytest
+import torch
+
+from labkit.benchmarks import evidence, quant_quality
+from labkit.benchmarks.quant_quality import Calibration, recipes
+from labkit.quant.inputs import linears_of, observe_inputs
+from labkit.texts import EVALUATION
+
+FILE = evidence.FOLDER / "quant_quality.cpu.json"
+
+
+@pytest.fixture
+def small(monkeypatch, pristine, tokens):
+    """The benchmark on a tiny model and random tokens, with two recipes."""
+    kept = {name: recipe for name, recipe in recipes().items() if "RTN" in name and "g64" in name}
+    monkeypatch.setattr(quant_quality, "load_model", lambda *_, **__: (pristine, None))
+    monkeypatch.setattr(quant_quality, "token_windows", lambda *_: tokens[:2])
+    monkeypatch.setattr(quant_quality, "calibration_windows", lambda *_: tokens)
+    monkeypatch.setattr(quant_quality, "recipes", lambda: kept)
+    return kept
+
+
+def test_every_recipe_changes_every_linear_and_leaves_the_output_head(pristine, tokens):
+    calibration = Calibration(tokens, observe_inputs(pristine, tokens))
+    for name, (recipe, beside) in recipes().items():
+        assert beside in recipes(), f"{name} stands beside {beside}, which is no recipe"
+        if "192" in name:
+            continue  # divides SmolLM2's dimensions, and not the tiny model's
+        model = copy.deepcopy(pristine)
+        recipe(model, calibration)
+        for layer, linear in linears_of(model).items():
+            before = linears_of(pristine)[layer].weight
+            assert torch.isfinite(linear.weight).all() and not torch.equal(linear.weight, before), f"{name}: {layer}"
+        assert torch.equal(model.lm_head.weight, pristine.lm_head.weight), name
+
+
+def test_a_run_that_was_stopped_goes_on_with_what_is_missing(small, tmp_path, capsys):
+    path = tmp_path / "quant_quality.cpu.json"
+    first = quant_quality.run(path, "int4", {})
+    assert {row.case for row in first} == {
+        f"int4 g64, RTN: {kind}, {text}" for kind in ("KL", "perplexity", "top-1") for text in EVALUATION
+    } | {f"int3 g64, RTN: {kind}, {text}" for kind in ("KL", "perplexity", "top-1") for text in EVALUATION}
+    said = capsys.readouterr().out
+    assert "int4 g64, RTN, persuasion: perplexity" in said
+    lines = json.loads(path.read_text())["rows"]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"rows": lines[:6]}))
+    again = quant_quality.run(path, "", {})
+    assert again == first and "int4" not in capsys.readouterr().out, "what was there should have been kept"
+    assert evidence.load(path).file_name == path.name
+    quant_quality.run(path, "", {})
+    assert not capsys.readouterr().out, "nothing was missing"
+
+
+def rows():
+    return {row.case: row for row in evidence.load(FILE).rows}
+
+
+def kl(name):
+    """KL on each text."""
+    return [rows()[f"{name}: KL, {text}"] for text in EVALUATION]
+
+
+def test_int4_in_groups_of_64_is_as_near_as_it_should_be():
+    assert kl("int4 g64, AWQ scales, clip and GPTQ")[0].ours <= 0.126 * 1.05
+
+
+def test_at_three_bits_at_least_45_percent_of_what_rounding_loses_is_won_back():
+    won = [1 - row.ours / row.peers["rtn"] for row in kl("int3 g64, AWQ scales, clip and GPTQ")]
+    assert sum(won) / len(won) >= 0.45
+
+
+def test_each_row_lies_in_its_interval_and_beside_the_right_rounding():
+    table = rows()
+    for case, row in table.items():
+        assert row.interval is not None and row.interval[0] <= row.ours <= row.interval[1], case
+        name, what = case.rsplit(": ", 1)
+        if what.startswith("KL") and name in recipes():
+            assert row.peers == {"rtn": table[f"{recipes()[name][1]}: {what}"].ours}, case
