@@ -1,9 +1,13 @@
 """Checks in a child process: the rows come back, and what ends the child is said, not suffered."""
 
+from pathlib import Path
+
 import pytest
 
 from labkit.cells import run_cell
-from labkit.checks import check, isolate
+from labkit.checks import check, isolate, questions_of
+
+SOLUTIONS = sorted((Path(__file__).parents[2] / "solutions").glob("*/*.nb.py"))
 
 KV_BYTES = """
 def kv_bytes_per_token(shape, dtype_bytes=2):
@@ -34,3 +38,12 @@ def test_an_answer_that_ends_its_process_is_told_how():
 def test_an_endless_answer_is_ended():
     with pytest.raises(RuntimeError, match="took longer than 8 s"):
         isolate.rows("kv_bytes_per_token", answer("while True: pass"), timeout=8)
+
+
+def test_every_answer_that_is_checked_apart_is_a_function():
+    """A class has no source that can be carried into another process: on a GPU its question would earn nothing."""
+    for path in SOLUTIONS:
+        text = path.read_text(encoding="utf-8")
+        for question in questions_of(path.parent.name):
+            if question.launches_kernels:
+                assert f"\ndef {question.id}(" in text, f"{question.id} is no function, so set launches_kernels=False"

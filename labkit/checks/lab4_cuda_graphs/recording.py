@@ -15,10 +15,7 @@ from labkit.graph_simulator import launches
 LAB = "lab4_cuda_graphs"
 
 captured_step = Question(
-    "captured_step",
-    LAB,
-    "every call replays on that call's inputs, and its result is the caller's",
-    launches_kernels=True,
+    "captured_step", LAB, "every call replays on that call's inputs, and its result is the caller's"
 )
 
 
