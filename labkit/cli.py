@@ -236,6 +236,37 @@ def inspect(
 
 
 @app.command()
+def models(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help="smollm2, arithmetic, tiny-qwen3, a hub's OWNER/NAME ...")
+    ] = None,
+    group_size: Annotated[
+        int | None, typer.Option(help="Say whether it can be quantized in groups of this many inputs.")
+    ] = None,
+) -> None:
+    """Get a model ready, offline unless it is on a hub, and print its folder; without a name, say which there are.
+
+    \b
+    Examples:
+      labkit models
+      labkit models smollm2
+      labkit models Qwen/Qwen3-0.6B --group-size 128
+    """
+    from labkit.models import hub
+
+    if name is None:
+        typer.echo("\n".join(f"{known:12} {what}" for known, what in hub.OURS.items()))
+        return
+    try:
+        folder = hub.model_path(name)
+        if group_size is not None:
+            hub.check_group_size(hub.read_config(folder), group_size)
+    except (hub.ModelMissing, ValueError) as error:
+        raise CampError(str(error)) from error
+    typer.echo(folder)
+
+
+@app.command()
 def bench(
     kernels: Annotated[
         list[str] | None, typer.Argument(metavar="[KERNEL]...", help="All of them if none is named.")

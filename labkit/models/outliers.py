@@ -16,12 +16,12 @@ KINDS = ("weight", "activation")
 
 
 @torch.no_grad()
-def plant_outliers(model: Any, kind: str, factor: float, *, share: float = 0.03, seed: int = 0) -> Any:
-    """Plant outliers in place, and give the model back; its outputs change by rounding only, and not at all in fp32 at
-    the norms if `factor` is a power of two.
+def plant_outliers(model: Any, kind: str, factor: float = 20.0, *, share: float = 0.03, seed: int = 0) -> Any:
+    """Plant outliers in place, and give the model back; its outputs change by rounding, or not at all for factor 16.
 
     model: a transformers model built like a Llama or Qwen3. kind: "weight" or "activation". factor: how much larger
-    they become, above 1. share: of a layer's channels, at least one. ValueError names an argument that does not fit.
+    they become, above 1; a power of two rounds nothing. share: of a layer's channels, at least one. ValueError names an
+    argument that does not fit.
     """
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, and is {kind!r}")

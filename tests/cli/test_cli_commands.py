@@ -12,7 +12,7 @@ import pytest
 from labkit import workspace
 from tests.cli.toy import one_line
 
-COMMANDS = ("doctor", "start", "check", "submit", "inspect", "bench", "release", "build", "grade")
+COMMANDS = ("doctor", "start", "check", "submit", "inspect", "models", "bench", "release", "build", "grade")
 ROOT = Path(__file__).resolve().parents[2]
 
 
