@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -128,6 +129,45 @@ def _argmax() -> Call:
     return Call(argmax, (torch.empty(16, 151936, dtype=torch.bfloat16), torch.zeros(16, dtype=torch.int32)))
 
 
+def _int4_weight() -> Any:
+    from kernels.int4_repack import Int4Weight
+
+    words = torch.empty(64, 256, 128, dtype=torch.int32)
+    return Int4Weight(words, torch.empty(32, 2, 2048, dtype=torch.int32), 4096, 4096, 128, torch.bfloat16)
+
+
+def _int4_matmul() -> Call:
+    from kernels.int4_matmul import int4_matmul
+
+    x = torch.empty(16, 4096, dtype=torch.bfloat16)
+    return Call(int4_matmul, (x, _int4_weight()), {"variant": "tl"})
+
+
+def _int4_hopper() -> Call:
+    from kernels.int4_hopper import launch
+
+    x = torch.empty(16, 4096, dtype=torch.bfloat16)
+    return Call(launch, (x, _int4_weight(), x))
+
+
+def _write_kv_quantized() -> Call:
+    from kernels.kv_cache_quantized import QuantizedCache, write_kv_quantized
+
+    new = torch.empty(16, 8, 128, dtype=torch.bfloat16)
+    cache = QuantizedCache.allocate("fp8", 64, 16, 8, 128, "cpu")
+    return Call(write_kv_quantized, (new, new, cache, torch.zeros(16, dtype=torch.int64)))
+
+
+def _paged_attention_quantized() -> Call:
+    from kernels.kv_cache_quantized import QuantizedCache
+    from kernels.paged_attention_quantized import paged_attention_quantized
+
+    q = torch.empty(16, 32, 128, dtype=torch.bfloat16)
+    cache = QuantizedCache.allocate("int4", 64, 16, 8, 128, "cpu")
+    lens = torch.full((16,), 4096, dtype=torch.int32)
+    return Call(paged_attention_quantized, (q, cache, torch.zeros(16, 256, dtype=torch.int32), lens))
+
+
 HEADS = "32 query and 8 KV heads of 128, bf16"
 EXAMPLES = (
     Example(
@@ -152,6 +192,14 @@ EXAMPLES = (
     Example("fused.rope_write", f"16 tokens, {HEADS}, in 4 parts, block size 16", _rope_write),
     Example("fused.silu_mul", "128 rows of 2 x 12,288, bf16", _silu_mul),
     Example("fused.argmax", "16 rows of 151,936, bf16", _argmax),
+    Example("kv_cache_quantized.write_kv_quantized", "16 tokens, 8 KV heads of 128, fp8", _write_kv_quantized),
+    Example(
+        "paged_attention_quantized.paged_attention_quantized",
+        f"16 sequences of 4,096 tokens, {HEADS}, int4 cache",
+        _paged_attention_quantized,
+    ),
+    Example("int4_matmul.int4_matmul", "16 tokens, 4,096 by 4,096, groups of 128, bf16", _int4_matmul),
+    Example("int4_hopper.launch", "16 tokens, 4,096 by 4,096, groups of 128, bf16", _int4_hopper, archs=("sm_90",)),
 )
 
 

@@ -55,7 +55,7 @@ attention = compiled(
     _paged_attention_kernel, arch,
     dict(HEAD_DIM=head_dim, GROUP=group, BLOCK_G=max(16, block_p), BLOCK_P=block_p, BLOCK_SIZE=block_size,
          BLOCK_N=plan.block_n, BLOCK_S=256, BLOCK_C=max(4, plan.combined_elements // (block_p * head_dim)),
-         SAME_STRIDES=True),
+         SAME_STRIDES=True, k_scales_ptr=None, v_scales_ptr=None, KIND=None, ASM=False, WARPS=1),
     dict(q_ptr=dtype, k_ptr=dtype, v_ptr=dtype, o_ptr=dtype, table_ptr="i32", seq_lens_ptr="i32", arrivals_ptr="i32",
          lse_ptr="fp32", part_o_ptr="fp32", part_lse_ptr="fp32"),
     dict(qk_scale="fp32"), num_warps=plan.num_warps, num_stages=plan.num_stages,
