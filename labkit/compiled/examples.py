@@ -154,7 +154,7 @@ def _write_kv_quantized() -> Call:
     from kernels.kv_cache_quantized import QuantizedCache, write_kv_quantized
 
     new = torch.empty(16, 8, 128, dtype=torch.bfloat16)
-    cache = QuantizedCache.allocate("fp8", 64, 16, 8, 128, "cpu")
+    cache = QuantizedCache.allocate("int4", 64, 16, 8, 128, "cpu")
     return Call(write_kv_quantized, (new, new, cache, torch.zeros(16, dtype=torch.int64)))
 
 
@@ -192,7 +192,7 @@ EXAMPLES = (
     Example("fused.rope_write", f"16 tokens, {HEADS}, in 4 parts, block size 16", _rope_write),
     Example("fused.silu_mul", "128 rows of 2 x 12,288, bf16", _silu_mul),
     Example("fused.argmax", "16 rows of 151,936, bf16", _argmax),
-    Example("kv_cache_quantized.write_kv_quantized", "16 tokens, 8 KV heads of 128, fp8", _write_kv_quantized),
+    Example("kv_cache_quantized.write_kv_quantized", "16 tokens, 8 KV heads of 128, to int4", _write_kv_quantized),
     Example(
         "paged_attention_quantized.paged_attention_quantized",
         f"16 sequences of 4,096 tokens, {HEADS}, int4 cache",
