@@ -10,6 +10,7 @@ from labkit.benchmarks import evidence, quant_quality
 from labkit.benchmarks.quant_quality import Calibration, recipes
 from labkit.quant.inputs import linears_of, observe_inputs
 from labkit.texts import EVALUATION
+from tests.test_evidence import quoted
 
 FILE = evidence.FOLDER / "quant_quality.cpu.json"
 
@@ -81,3 +82,15 @@ def test_each_row_lies_in_its_interval_and_beside_the_right_rounding():
         name, what = case.rsplit(": ", 1)
         if what.startswith("KL") and name in recipes():
             assert row.peers == {"rtn": table[f"{recipes()[name][1]}: {what}"].ours}, case
+
+
+def test_the_quoted_figures_follow_from_the_rows():
+    best, awq, rtn = (kl(f"int4 g64, {how}") for how in ("AWQ scales, clip and GPTQ", "AWQ scales and clip", "RTN"))
+    for i, beginning in enumerate(("KL on Persuasion, 4 bits in groups of 64:", "The same on the Devil's Dictionary:")):
+        assert quoted(beginning)[:3] == pytest.approx([rtn[i].ours, awq[i].ours, best[i].ours], abs=6e-4)
+    won = [100 * (1 - row.ours / row.peers["rtn"]) for row in kl("int3 g64, AWQ scales, clip and GPTQ")]
+    assert quoted("AWQ's scales with GPTQ win back")[:2] == pytest.approx(won, abs=0.06)
+    clamp = kl("int4 per channel, clamp at 3 sigma")[0]
+    assert quoted("a clamp at 3 sigma, KL on Persuasion:")[:2] == pytest.approx(
+        [clamp.ours, clamp.peers["rtn"]], abs=6e-4
+    )
