@@ -207,6 +207,8 @@ def _mean(values: torch.Tensor, block: int = BLOCK) -> Estimate:
     blocks = [part for window in values.double() for part in window.split(block)]
     sums = torch.stack([part.sum() for part in blocks])
     sizes = torch.tensor([float(len(part)) for part in blocks], dtype=torch.float64)
+    if len(blocks) == 1:  # drawn anew it is always itself, which is no sign of precision
+        return Estimate((sums / sizes).item(), -math.inf, math.inf)
     generator = torch.Generator().manual_seed(0)
     means = []
     for _ in range(DRAWS // 100):  # a hundred at a time: 10,000 exercises drawn 2,000 times would take 160 MB
@@ -218,4 +220,5 @@ def _mean(values: torch.Tensor, block: int = BLOCK) -> Estimate:
 
 
 def _exp(estimate: Estimate) -> Estimate:
+    # 700: what exp can still hold; a ruined model's loss may go beyond
     return Estimate(*(math.exp(min(x, 700.0)) for x in (estimate.value, estimate.low, estimate.high)))

@@ -8,6 +8,8 @@ import torch
 from labkit import cli
 from labkit.models import ModelMissing, exact_match, few_shot_sums, smollm2, smollm2_path
 from labkit.models.files import cache_folder
+from labkit.quant.quality import measure_quality, reference_of
+from labkit.texts import token_windows
 
 
 def test_without_its_wheel_the_error_says_how_to_get_it(monkeypatch, tmp_path):
@@ -64,10 +66,13 @@ def test_its_tokenizer_splits_digits_and_knows_a_chat(smollm2):
 
 
 @pytest.mark.smollm2
-def test_it_knows_the_capital_of_france_and_adds_digits(smollm2):
+def test_it_knows_the_capital_of_france_adds_digits_and_reads_english(smollm2):
     model, tokenizer = smollm2
     ids = tokenizer("The capital of France is", return_tensors="pt").input_ids
     with torch.no_grad():
-        assert tokenizer.decode(model(ids).logits[0, -1].argmax()) == " Paris", "are rows of q and k in another order?"
+        assert tokenizer.decode(model(ids).logits[0, -1].argmax()) == " Paris"
     right = exact_match(model, few_shot_sums(tokenizer, 16, seed=0, shots=4))
+    # With rows of q and k in llama.cpp's order it still knows Paris, but does no sum and reads at a perplexity of 220.
     assert 0.3 < right.float().mean() < 1, "of sums of single digits it does about two thirds"
+    window = reference_of(model, token_windows(tokenizer, "persuasion", count=1, length=128))
+    assert measure_quality(model, window).perplexity.value < 100

@@ -119,6 +119,13 @@ def test_models_that_differ_by_chance_alone_are_told_apart_one_time_in_twenty():
     assert 1 <= false_alarms <= 13, f"{false_alarms} of 100; were neighbours drawn one by one, it would be about 60"
 
 
+def test_one_block_says_nothing_about_its_own_precision(model):
+    few = reference_of(model, WINDOWS[:1], skip=SKIP)
+    quality = measure_quality(model, few)
+    assert quality.top1.value == 1 and (quality.top1.low, quality.top1.high) == (-math.inf, math.inf)
+    assert quality.perplexity.low == 0 and compare_quality(quality, quality).found == ()
+
+
 def test_shares_have_the_interval_of_wilson():
     def interval(right, count):
         estimate = share_right(torch.arange(count) < right)
