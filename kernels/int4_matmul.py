@@ -173,7 +173,7 @@ def plan_for(m: int) -> Plan:
 
 
 VARIANTS = ("auto", "hopper", "tl", "dequantize")
-DEQUANTIZED_FROM = 2048  # rows of x: dequantizing all of the weights takes less time then than it saves
+DEQUANTIZED_FROM = 4096  # rows of x: dequantizing all of the weights takes less time then than it saves
 
 
 def int4_matmul(
