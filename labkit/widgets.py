@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import matplotlib.pyplot as plt
@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from labkit import plots
 from labkit.pooltrace import PoolTrace, Snapshot, play
+from labkit.serve.recording import Timeline
 from labkit.simulate import DEMO, DEMO_SERVER, Policy, Replay, fcfs, replay
 from labkit.tilewalk import TileWalk
 
@@ -94,6 +95,19 @@ def _served(policy: Policy) -> tuple[Replay, str]:
 def _sums(result: Replay) -> str:
     graphs, padded = sum(step.graph for step in result.steps), sum(step.padded for step in result.steps)
     return f"<b>{graphs}</b> steps by graph, <b>{result.num_steps - graphs}</b> eager, <b>{padded}</b> padded rows"
+
+
+def lane_stepper(timelines: Sequence[Timeline], steps: int = 40) -> ipywidgets.Widget:
+    """A slider over the time of a served load: a line across the lanes, and how many requests are in which phase."""
+    end = max((t.token_times[-1] for t in timelines if t.token_times), default=0.0)
+
+    def say(step: int) -> str:
+        at = end * step / (steps - 1)
+        now = [name for t in timelines for name, begin, finish in plots.phases(t) if begin <= at < finish]
+        counts = ", ".join(f"<b>{now.count(name)}</b> in {name}" for name in plots.PHASES)
+        return f"after {at:.2f} s: {counts}"
+
+    return _stepper(steps, lambda step: plots.request_lanes(timelines, at=end * step / (steps - 1)), say)
 
 
 def _stepper(steps: int, draw: Callable[[int], Figure], say: Callable[[int], str]) -> ipywidgets.Widget:

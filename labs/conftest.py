@@ -23,7 +23,9 @@ import pytest
 import labkit
 from grading import build, labrun
 from labkit import device
-from labkit.cells import dependents
+from labkit.cells import Cell, dependents, forked, run_cells
+from labkit.doctor.findings import fits
+from labkit.serve.recording import why_not_live
 
 # Once, before the forks; after labkit. An optimizer of torch imports the last one when it is first used, in seconds.
 for _module in ("triton", "ipywidgets", "matplotlib.pyplot", "labkit.widgets", "torch._dynamo"):
@@ -31,6 +33,7 @@ for _module in ("triton", "ipywidgets", "matplotlib.pyplot", "labkit.widgets", "
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOK_BYTES = 100_000
+LIVE_S = 280.0
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.File | None:
@@ -127,7 +130,24 @@ def small(lab: Lab) -> None:
     assert size < NOTEBOOK_BYTES, f"{lab.path.name} has {size} bytes, {NOTEBOOK_BYTES} is the limit"
 
 
-META = {f.__name__: f for f in (up_to_date, ids_equal, no_leak, no_outputs, small)}
+def live(lab: Lab) -> None:
+    """Every cell of the solution of a lab that has a tier with vLLM, on a server that is really started."""
+    if "vllm" not in next(row["tiers"] for row in fits()["lab"] if row["slug"] == lab.lab):
+        return
+    reason = why_not_live()
+    assert not reason, f"nothing was proved on a live server: {reason}"
+    cells = [*(c for c in lab.solved if c.points is None), Cell("said", "print(verdicts)")]
+    outcomes = forked(lambda: run_cells(cells), LIVE_S)
+    failed = {name: outcome.error for name, outcome in outcomes.items() if outcome.error}
+    assert not failed, f"cells that failed on a live server: {failed}"
+    said = "\n".join(outcome.text for outcome in outcomes.values())
+    assert "ready after" in said and "No server here" not in said, f"no server was started:\n{said}"
+    assert "[refuted]" in said, f"the claims were not tried:\n{said[-2000:]}"
+    unsolved = re.findall("solve (?:the )?question.*", said)
+    assert not unsolved, f"the solution did not do what a cell asks for: {unsolved}"
+
+
+META = {f.__name__: f for f in (up_to_date, ids_equal, no_leak, no_outputs, small, live)}
 
 
 class Item(pytest.Item):

@@ -1,4 +1,4 @@
-"""The FlashAttention kernels beside their peers: equal lengths, packed sequences, and prefill over a paged cache.
+"""The FlashAttention kernels beside their peers, with equal lengths and packed sequences.
 
 TFLOP/s counts the two matrix products of the pairs that the mask leaves, 4 * pairs * head_dim a head; for a causal mask
 that is half of the square, by convention.
@@ -15,9 +15,8 @@ from tqdm import tqdm
 
 from kernels import flash_attention_hopper
 from kernels.flash_attention import flash_attention
-from kernels.flash_attention_paged import paged_prefill
 from labkit.benchmarks.evidence import Row, geometric_mean
-from labkit.benchmarks.flash_peers import PEERS, Inputs, Pages, fa3_paged
+from labkit.benchmarks.flash_peers import PEERS, Inputs
 from labkit.benchmarks.timing import Call, Timing, race
 
 PACKAGES = ("vllm",)
@@ -98,18 +97,6 @@ def packed() -> list[Case]:
     ]
 
 
-def paged() -> list[Case]:
-    """Whole prompts, chunks after a prefix, and a chunk beside decode steps; 32 query and 8 KV heads, block size 16."""
-    shapes = [
-        ((4096,) * 4, (4096,) * 4),
-        ((2048,), (8192,)),
-        ((512,) * 8, (4096,) * 8),
-        ((64,) * 32, (2048,) * 32),
-        ((2048, *[1] * 31), (8192, *[4096] * 31)),
-    ]
-    return [Case("paged", q, k, True, 32, 8, peers=("fa3_paged",)) for q, k in shapes]
-
-
 def make(case: Case) -> list[Inputs]:
     """Random input sets, enough that together they exceed the L2 cache several times."""
     sets = []
@@ -159,46 +146,13 @@ def contenders(case: Case, sets: Sequence[Inputs]) -> dict[str, list[Call]]:
     return calls
 
 
-def paged_contenders(case: Case, sets: Sequence[Inputs]) -> dict[str, list[Call]]:
-    """The same for prefill over a paged cache, whose blocks of 16 are scattered over memory."""
-    calls: dict[str, list[Call]] = {"tl": [], "fa3_paged": []}
-    for x in sets:
-        pages = scattered(case, 16)
-        calls["tl"].append(paged_ours(x, pages))
-        try:
-            calls["fa3_paged"].append(fa3_paged(x, pages))
-        except ImportError:
-            del calls["fa3_paged"]
-            break
-    expected = calls["tl"][0]()
-    for name, mine in calls.items():
-        if not torch.allclose(mine[0]().float(), expected.float(), atol=1e-2, rtol=2e-2):
-            raise RuntimeError(f"{case.name}: {name} and tl disagree, so their times say nothing")
-    return calls
-
-
-def scattered(case: Case, block_size: int) -> Pages:
-    """A random cache that holds the case's keys in blocks that are scattered over memory."""
-    used = [-(-n // block_size) for n in case.k_lens]
-    shape = (sum(used), block_size, case.num_kv_heads, case.head_dim)
-    k_cache, v_cache = (torch.randn(shape, device="cuda").bfloat16() for _ in range(2))
-    table = torch.zeros(len(used), max(used), dtype=torch.int32, device="cuda")
-    for row, blocks in zip(table, torch.randperm(sum(used), dtype=torch.int32).split(used), strict=True):
-        row[: len(blocks)] = blocks
-    return Pages(k_cache, v_cache, table, torch.tensor(case.k_lens, dtype=torch.int32, device="cuda"))
-
-
-def paged_ours(x: Inputs, pages: Pages) -> Call:
-    """A call of paged_prefill."""
-    ends, out = x.cu_q, torch.empty_like(x.q)
-    assert ends is not None
-    return lambda: paged_prefill(x.q, pages.k_cache, pages.v_cache, pages.block_table, pages.seq_lens, ends, out=out)
-
-
 def measure(case: Case) -> list[Row]:
     """Race one case: a row for each of our kernels that can run it, with the same peers."""
-    sets = make(case)
-    timings = race((paged_contenders if case.group == "paged" else contenders)(case, sets))
+    return rows_of(case, race(contenders(case, make(case))))
+
+
+def rows_of(case: Case, timings: dict[str, Timing]) -> list[Row]:
+    """A row for each of our kernels among the timings."""
 
     def speed(timing: Timing) -> float:
         return round(case.flops / timing.seconds / 1e12, 2)
@@ -216,7 +170,7 @@ def measure(case: Case) -> list[Row]:
 def run() -> list[Row]:
     """Every case."""
     rows = []
-    for case in tqdm([*dense(), *packed(), *paged()], desc="flash_attention"):
+    for case in tqdm([*dense(), *packed()], desc="flash_attention"):
         rows += measure(case)
         torch.cuda.empty_cache()
     return rows
@@ -226,7 +180,7 @@ def summary(rows: list[Row]) -> str:
     """The figures that are quoted, computed from the rows."""
     lines = []
     for variant in ("tl", "hopper"):
-        for peer in ("fa2", "cudnn", "flex", "fa3", "fa3_paged"):
+        for peer in dict.fromkeys(name for row in rows for name in row.peers):
             found = {row.case: row.ratio(peer) for row in rows if row.variant == variant and peer in row.peers}
             if found:
                 worst = min(found, key=lambda case: found[case])

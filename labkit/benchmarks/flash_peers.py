@@ -123,6 +123,26 @@ def fa3_paged(x: Inputs, pages: Pages) -> Call:
     return run
 
 
+def vllm_triton(x: Inputs, pages: Pages) -> Call:
+    """vLLM's Triton unified attention over a paged cache. Raises ImportError without vLLM."""
+    from vllm.v1.attention.ops.triton_unified_attention import unified_attention
+
+    out = torch.empty_like(x.q)
+    call = functools.partial(
+        unified_attention, q=x.q, k=pages.k_cache, v=pages.v_cache, out=out, cu_seqlens_q=x.cu_q, max_seqlen_q=x.max_q,
+        seqused_k=pages.seq_lens, max_seqlen_k=x.max_k, softmax_scale=x.q.shape[-1] ** -0.5, causal=True,
+        window_size=(-1, -1), block_table=pages.block_table, softcap=0.0, q_descale=None, k_descale=None,
+        v_descale=None,
+    )  # fmt: skip
+
+    def run() -> torch.Tensor:
+        call()
+        return out
+
+    return run
+
+
+PAGED_PEERS = {"fa3_paged": fa3_paged, "vllm_triton": vllm_triton}
 PEERS: dict[str, Peer] = {
     "fa2": sdpa(SDPBackend.FLASH_ATTENTION),
     "cudnn": sdpa(SDPBackend.CUDNN_ATTENTION),

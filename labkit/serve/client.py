@@ -190,7 +190,9 @@ class Client:
 
     def tokenize(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """The token ids of a text, by the server's tokenizer."""
-        return self.post("/tokenize", {"prompt": text, "add_special_tokens": add_special_tokens})["tokens"]
+        return self.post("/tokenize", {"model": self.model, "prompt": text, "add_special_tokens": add_special_tokens})[
+            "tokens"
+        ]
 
     def metrics(self) -> dict[str, float]:
         """A snapshot of /metrics: each sample's value, summed over its labels, and by label where it has a `reason`.
@@ -218,7 +220,7 @@ class Client:
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         """What the server answers to a JSON body. RequestRefused, OSError."""
-        return json.loads(b"".join(self._lines("POST", path, {"model": self.model, **body})))
+        return json.loads(b"".join(self._lines("POST", path, body)))
 
     def _lines(self, method: str, path: str, body: dict[str, Any] | None) -> Iterator[bytes]:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout)

@@ -24,6 +24,7 @@ from labkit import models
 from labkit.checks import capture
 from labkit.models.files import cache_folder
 from labkit.serve.plugins.policies import Policy
+from labkit.serve.recording import why_not_live
 
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
@@ -58,8 +59,10 @@ def answer(
 
     prompts: name -> token ids, handed in in this order. model: a folder; the tiny Qwen3 if None. outputs: tokens of
     each. logprobs: how many to give. policy: of admission. attention: a function as in `plugins.attention`. options: of
-    vLLM's EngineArgs. RuntimeError, with the end of what vLLM said, if it fails.
+    vLLM's EngineArgs. RuntimeError where none may start, and with the end of what vLLM said if it fails.
     """
+    if reason := why_not_live():
+        raise RuntimeError(f"no engine is started here, since {reason}")
     hook = sys.excepthook  # vLLM puts one of its own around it, once more with each engine
     # In a folder of its own, since a failed start leaves its rendezvous file behind.
     with (

@@ -17,7 +17,8 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1
 # On a CPU the engine runs in one process with one thread: with more, threads of several processes spin for the cores.
 # And nothing is compiled: the first request for log-probabilities would wait half a minute for a C++ compiler.
 ON_CPU = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
-NOT_PASSED_ON = ("TRITON_INTERPRET",)  # ours, for notebooks: a server must not interpret its kernels
+# What a notebook sets for itself: a server must not interpret its kernels, and its log is to be read.
+NOT_PASSED_ON = ("TRITON_INTERPRET", "VLLM_LOGGING_LEVEL", "VLLM_ENABLE_V1_MULTIPROCESSING")
 
 
 @dataclass(frozen=True)

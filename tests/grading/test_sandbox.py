@@ -78,7 +78,7 @@ def test_without_a_sandbox_grading_goes_on_with_a_loud_warning_and_says_so_in_th
     assert scores["softmax_check"] == scores["softmax_hidden"] == 0.0
 
 
-@pytest.mark.parametrize("lab", ["lab1_paged_attention", "lab2_flash_attention", "lab4_cuda_graphs"])
+@pytest.mark.parametrize("lab", ["lab1_paged_attention", "lab2_flash_attention", "lab4_cuda_graphs", "lab5_vllm_serving"])
 def test_a_labs_checks_import_without_the_answers_that_it_ships(lab, tmp_path):
     """A mask must not take away what the visible checks themselves need."""
     camp = camp_copy(grade.Course(), lab, tmp_path / "camp")

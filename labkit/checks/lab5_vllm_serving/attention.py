@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import torch
 
-from kernels import reference
 from labkit.checks import values
 from labkit.checks.contract import Question
 
 LAB = "lab5_vllm_serving"
-KERNELS = ("kernels", "labkit.serve.plugins")
+KERNELS = (
+    "kernels.flash_attention", "kernels.flash_attention_hopper", "kernels.flash_attention_paged",
+    "kernels.paged_attention", "kernels.reference", "labkit.engine.ops", "labkit.engine.triton_ops",
+    "labkit.serve.plugins.attention", "labkit.serve.plugins.attention_cpu", "labkit.serve.plugins.attention_cuda",
+)  # fmt: skip
 
 own_attention = Question(
     "own_attention", LAB, "every query attends to the tokens up to its own, through the block table", KERNELS
@@ -39,11 +42,25 @@ def batch(
     return [q, k_cache, v_cache, table, torch.tensor(lengths, dtype=torch.int32), starts]
 
 
+def dense(arguments: list[torch.Tensor], scale: float, dtype: torch.dtype) -> torch.Tensor:
+    """What is to come out, computed in `dtype` one query at a time: the oracle in fp64, the peer in fp32."""
+    q, k_cache, v_cache, table, seq_lens, starts = arguments
+    out = torch.empty_like(q, dtype=dtype)
+    group, size = q.shape[1] // k_cache.shape[2], k_cache.shape[1]
+    for s, length in enumerate(seq_lens.tolist()):
+        first, end = int(starts[s]), int(starts[s + 1])
+        for row in range(first, end):
+            seen = torch.arange(length - (end - row) + 1)
+            slots = (table[s, seen // size].long(), seen % size)
+            k, v = (cache[slots].to(dtype).repeat_interleave(group, 1) for cache in (k_cache, v_cache))
+            weights = torch.einsum("hd,khd->hk", q[row].to(dtype) * scale, k).softmax(-1)
+            out[row] = torch.einsum("hk,khd->hd", weights, v)
+    return out
+
+
 def _attends(answer, look_at: str, lengths: list[int], chunks: list[int], scale: float = 0.2, **shape: int) -> float:
     arguments = batch(lengths, chunks, **shape)
-    oracle, peer = (
-        reference.paged_prefill(*arguments, scale=scale, dtype=d)[0] for d in (torch.float64, torch.float32)
-    )
+    oracle, peer = (dense(arguments, scale, dtype) for dtype in (torch.float64, torch.float32))
     return values.close(values.run(answer, *arguments, scale), oracle, peer, look_at)
 
 

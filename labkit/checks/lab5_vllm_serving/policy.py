@@ -9,9 +9,7 @@ from labkit.serve.plugins.policies import Waiting
 
 LAB = "lab5_vllm_serving"
 
-admission_key = Question(
-    "admission_key", LAB, "short jobs go first, and nobody waits for ever", ("labkit.serve.plugins.policies",)
-)
+admission_key = Question("admission_key", LAB, "short jobs go first, and nobody waits for ever")
 
 
 def order(answer, requests: list[Waiting], patience: float) -> list[str]:
