@@ -25,10 +25,10 @@ def batch(
     lengths: list[int], chunks: list[int], heads: int = 4, kv_heads: int = 2, head_dim: int = 32, block_size: int = 16,
     seed: int = 0,
 ) -> list[torch.Tensor]:  # fmt: skip
-    """q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q: blocks scattered in a cache laid out as vLLM's."""
+    """q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q: fp16, blocks scattered as vLLM has them."""
     random = torch.Generator().manual_seed(seed)
     blocks = [-(-length // block_size) for length in lengths]
-    kv_cache = torch.full((sum(blocks) + 3, kv_heads, block_size, 2 * head_dim), GARBAGE)
+    kv_cache = torch.full((sum(blocks) + 3, kv_heads, block_size, 2 * head_dim), GARBAGE, dtype=torch.float16)
     order = torch.randperm(len(kv_cache), generator=random).to(torch.int32)
     table = order[: len(lengths)].unsqueeze(1).repeat(1, max(blocks) + 1)  # past a row's end stand other blocks' ids
     for row, length, mine in zip(table, lengths, order[: sum(blocks)].split(blocks), strict=True):
@@ -37,13 +37,13 @@ def batch(
             new = torch.randn(kv_heads, 2 * head_dim, generator=random)
             kv_cache[int(mine[position // block_size]), :, position % block_size] = new
     k_cache, v_cache = kv_cache.transpose(1, 2).chunk(2, dim=-1)
-    q = torch.randn(sum(chunks), heads, head_dim, generator=random)
+    q = torch.randn(sum(chunks), heads, head_dim, generator=random).half()
     starts = torch.tensor([0, *chunks]).cumsum(0).to(torch.int32)
     return [q, k_cache, v_cache, table, torch.tensor(lengths, dtype=torch.int32), starts]
 
 
 def dense(arguments: list[torch.Tensor], scale: float, dtype: torch.dtype) -> torch.Tensor:
-    """What is to come out, computed in `dtype` one query at a time: the oracle in fp64, the peer in fp32."""
+    """What is to come out, computed in `dtype` one query at a time: the oracle in fp64, the peer in fp16."""
     q, k_cache, v_cache, table, seq_lens, starts = arguments
     out = torch.empty_like(q, dtype=dtype)
     group, size = q.shape[1] // k_cache.shape[2], k_cache.shape[1]
@@ -60,7 +60,7 @@ def dense(arguments: list[torch.Tensor], scale: float, dtype: torch.dtype) -> to
 
 def _attends(answer, look_at: str, lengths: list[int], chunks: list[int], scale: float = 0.2, **shape: int) -> float:
     arguments = batch(lengths, chunks, **shape)
-    oracle, peer = (dense(arguments, scale, dtype) for dtype in (torch.float64, torch.float32))
+    oracle, peer = (dense(arguments, scale, dtype) for dtype in (torch.float64, torch.float16))
     return values.close(values.run(answer, *arguments, scale), oracle, peer, look_at)
 
 
