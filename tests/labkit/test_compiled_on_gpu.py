@@ -1,6 +1,15 @@
-"""Registers and occupancy are those of the kernel that a GPU's driver loaded. Collected only where there is a GPU."""
+"""Registers and occupancy are those of the kernel that a GPU's driver loaded. Collected only where there is a GPU.
+
+Run as a script it launches the kernel once a configuration, for the profiler to look at.
+"""
 
 import ctypes
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -32,6 +41,22 @@ def active_blocks(function: int, threads: int, shared: int) -> int:
     return blocks.value
 
 
+def launch(block: int, num_warps: int, num_stages: int):
+    """The kernel as the driver loaded it."""
+    a, b = (torch.zeros(block * 1024, dtype=torch.float16, device="cuda") for _ in range(2))
+    c = torch.zeros(block * block, device="cuda")
+    return product_kernel[(1,)](a, b, c, 1024, BLOCK=block, num_warps=num_warps, num_stages=num_stages)
+
+
+def compiled(block: int, num_warps: int, num_stages: int):
+    """The same, compiled as for a machine with no GPU."""
+    types = {"a_ptr": "*fp16", "b_ptr": "*fp16", "c_ptr": "*fp32", "n": "i32:16"}
+    options = {"num_warps": num_warps, "num_stages": num_stages}
+    return compile_kernel(product_kernel, types, {"BLOCK": block}, arch=ARCH, **options)
+
+
+PROFILED = ((16, 1, 1), (64, 4, 3), (128, 8, 3), (64, 8, 1))
+
 if torch.cuda.is_available():
     ARCH = "sm_{}{}".format(*torch.cuda.get_device_capability())
 
@@ -40,11 +65,25 @@ if torch.cuda.is_available():
     @pytest.mark.parametrize("num_stages", [1, 3])
     def test_registers_and_occupancy_are_the_drivers(block, num_warps, num_stages):
         assert ARCH in ARCHITECTURES, f"{ARCH} is not in the table"
-        a, b = (torch.zeros(block * 1024, dtype=torch.float16, device="cuda") for _ in range(2))
-        c = torch.zeros(block * block, device="cuda")
-        loaded = product_kernel[(1,)](a, b, c, 1024, BLOCK=block, num_warps=num_warps, num_stages=num_stages)
-        types = {"a_ptr": "*fp16", "b_ptr": "*fp16", "c_ptr": "*fp32", "n": "i32:16"}
-        options = {"num_warps": num_warps, "num_stages": num_stages}
-        made = compile_kernel(product_kernel, types, {"BLOCK": block}, arch=ARCH, **options)
+        loaded, made = launch(block, num_warps, num_stages), compiled(block, num_warps, num_stages)
         assert (made.registers, made.shared_dynamic) == (loaded.n_regs, loaded.metadata.shared)
         assert made.occupancy.blocks == active_blocks(loaded.function, made.threads, made.shared_dynamic)
+
+    def test_occupancy_is_the_profilers():
+        if shutil.which("ncu") is None:
+            pytest.skip("the profiler ncu is not installed")
+        command = ["ncu", "--clock-control", "none", "--section", "Occupancy", "-k", "product_kernel"]
+        env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+        command += [sys.executable, __file__]
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+        found = [float(n) for n in re.findall(r"Theoretical Occupancy +% +([0-9.]+)", done.stdout)]
+        if not found:
+            pytest.skip(f"ncu cannot profile here: {(done.stdout + done.stderr)[-200:]}")
+        expected = [compiled(*configuration).occupancy.percent for configuration in PROFILED]
+        assert found == pytest.approx(expected, abs=0.01)
+
+
+if __name__ == "__main__":
+    for configuration in PROFILED:
+        launch(*configuration)
+    torch.cuda.synchronize()
