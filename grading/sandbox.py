@@ -71,6 +71,7 @@ def masked_modules(lab: str) -> list[str]:
 def camp_copy(course: Course, lab: str, target: Path) -> Path:
     """Copy labkit and kernels to `target` without the shipped answers of this lab, compiled, and give `target`.
 
+    Other labs' checks stay out as well: they may import what is an answer in this lab.
     ValueError when a shipped module is not there: a mask that misses would be worse than none.
     """
     skip = shutil.ignore_patterns("__pycache__", "*.pyc")
@@ -78,6 +79,9 @@ def camp_copy(course: Course, lab: str, target: Path) -> Path:
         for package in ("labkit", "kernels"):
             if (root / package).is_dir():
                 shutil.copytree(root / package, target / package, ignore=skip, dirs_exist_ok=True)
+    for other in (target / "labkit" / "checks").glob("lab*"):
+        if other.name != lab:
+            shutil.rmtree(other)
     for module in masked_modules(lab):
         place = target.joinpath(*module.split("."))
         if place.with_suffix(".py").exists():

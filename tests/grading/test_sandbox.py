@@ -13,6 +13,7 @@ from toy import LAB
 from grading import grade, gradebook, sandbox
 from grading.grade import Options, grade_folder
 from grading.sandbox import Box, Limits, camp_copy
+from labkit.cells import read_cells
 from labkit.checks import find_question
 
 
@@ -78,9 +79,11 @@ def test_without_a_sandbox_grading_goes_on_with_a_loud_warning_and_says_so_in_th
     assert scores["softmax_check"] == scores["softmax_hidden"] == 0.0
 
 
-@pytest.mark.parametrize("lab", ["lab1_paged_attention", "lab2_flash_attention", "lab4_cuda_graphs", "lab5_vllm_serving"])
+@pytest.mark.parametrize(
+    "lab", ["lab1_paged_attention", "lab2_flash_attention", "lab4_cuda_graphs", "lab5_vllm_serving"]
+)
 def test_a_labs_checks_import_without_the_answers_that_it_ships(lab, tmp_path):
-    """A mask must not take away what the visible checks themselves need."""
+    """A mask must not take away what the visible checks need, nor what the setup cell of the notebook imports."""
     camp = camp_copy(grade.Course(), lab, tmp_path / "camp")
     code = f"import sys; sys.path = [p for p in sys.path if p]; import labkit.checks.{lab} as m; print(m.__file__)"
     done = subprocess.run(
@@ -88,3 +91,11 @@ def test_a_labs_checks_import_without_the_answers_that_it_ships(lab, tmp_path):
     )
     assert done.returncode == 0, done.stderr[-1500:]
     assert Path(done.stdout.strip()).is_relative_to(camp)
+    cells = read_cells(grade.Course().release(lab))
+    setup = next(c.source for c in cells if c.id == "setup")
+    code = f"import sys; sys.path = [p for p in sys.path if p]\n{setup}\nassert labkit.checks.questions_of({lab!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": str(camp), "HOME": str(tmp_path)}, cwd=tmp_path,
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-1500:]
