@@ -51,7 +51,8 @@ def request_lanes(timelines: Sequence[Timeline], at: float | None = None, title:
         axes.set(xlabel="seconds from the start of the load", ylabel="request", ylim=(len(shown) - 0.4, -0.6))
         axes.set_title(title or f"{len(shown)} of {len(timelines)} requests")
         axes.grid(visible=False, axis="y")
-        axes.legend(handles=[Patch(color=c, label=n) for n, c in PHASE_COLOURS.items()], loc="upper left", ncols=3)
+        handles = [Patch(color=c, label=n) for n, c in PHASE_COLOURS.items()]
+        axes.legend(handles=handles, loc="lower right", bbox_to_anchor=(1, 1), ncols=3)
     return made
 
 

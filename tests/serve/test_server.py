@@ -12,9 +12,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import torch
 
-from labkit import workload
-from labkit.models import tiny_path
+from labkit import device, workload
+from labkit.benchmarks.vllm import write_config
+from labkit.models import QWEN3_8B, tiny_path
 from labkit.serve import Launch, Server, StartFailed, plan_capacity, run_load
 from labkit.serve.server import free_port
 
@@ -81,6 +83,19 @@ def test_a_server_keeps_its_plan_answers_a_load_and_leaves_nothing(capsys):
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that ended linger for a minute
         probe.bind(("127.0.0.1", port))
+
+
+@pytest.mark.skipif(device.tier() != "cuda", reason="there is no GPU here: what is left of one cannot be planned for")
+def test_what_a_gpu_has_left_is_planned_within_five_percent(tmp_path):
+    """Activations and graphs are estimates there; weights are of random numbers, in the shape of Qwen3-8B."""
+    launch = Launch(
+        write_config(QWEN3_8B, tmp_path), max_model_len=8192, more=("--load-format", "dummy", "--skip-tokenizer-init")
+    )
+    plan = plan_capacity(QWEN3_8B, launch, memory=torch.cuda.mem_get_info()[1], device="cuda")
+    with Server(launch) as server:
+        facts = server.facts
+    assert facts.kv_tokens == pytest.approx(plan.kv_tokens, rel=0.05), f"planned {plan}"
+    assert facts.max_concurrency == pytest.approx(plan.max_concurrency, rel=0.05)
 
 
 KILLED = """
