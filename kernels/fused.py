@@ -2,7 +2,9 @@
 activation, greedy choice.
 
 A matrix product may hand over its result as [parts, rows, n] float32 that is still to be summed over the parts; every
-kernel here that reads one adds them up as it reads.
+kernel here that reads one adds them up as it reads. Where the GPU can, kernels start early (kernels.early_start): what
+they read before they wait is never the work of a kernel that started early itself (weights, and where a step's tokens
+belong).
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
+from kernels.early_start import early_options, let_next_start, wait_for_previous
 from kernels.validate import FLOATS, require, require_caches, require_ints, require_tensors, require_type
 
 ARGMAX_BLOCK = 2048
@@ -58,13 +61,15 @@ def embed(tokens: torch.Tensor, sampled: torch.Tensor, table: torch.Tensor) -> t
 @triton.jit
 def _rms_norm_kernel(
     x_ptr, residual_ptr, weight_ptr, y_ptr, total_ptr, hidden, eps, stride_part,
-    PARTS: tl.constexpr, BLOCK: tl.constexpr,
+    PARTS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program = one row: reads x (and the residual) once, writes y (and the sum)."""
+    let_next_start(EARLY)
     row = tl.program_id(0).to(tl.int64) * hidden
     column = tl.arange(0, BLOCK)
     live = column < hidden
     weight = tl.load(weight_ptr + column, mask=live, other=0.0)  # (BLOCK,)
+    wait_for_previous(EARLY)
     total = _sum_parts(x_ptr + row + column, live, stride_part, PARTS)  # (BLOCK,)
     if residual_ptr is not None:
         total += tl.load(residual_ptr + row + column, mask=live, other=0.0).to(tl.float32)
@@ -99,6 +104,7 @@ def add_rms_norm(
         _rms_norm_kernel[(rows,)](
             x, residual, weight, y, None if given else total, hidden, eps, *_parts(x),
             BLOCK=triton.next_power_of_2(hidden), num_warps=8 if hidden > 2048 else 4,
+            **early_options(x.device),
         )  # fmt: skip
     return y, total
 
@@ -108,18 +114,23 @@ def _rope_write_kernel(
     qkv_ptr, q_norm_ptr, k_norm_ptr, rope_ptr, position_ptr, slot_ptr, q_ptr, k_cache_ptr, v_cache_ptr,
     num_heads, num_kv_heads, eps, stride_part, stride_row, stride_rope,
     stride_kb, stride_kt, stride_kh, stride_vb, stride_vt, stride_vh,
-    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, PARTS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, PARTS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (token, head): a query, key or value head, read once and written once to where it belongs."""
     HALF: tl.constexpr = HEAD_DIM // 2
+    let_next_start(EARLY)
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     lane = tl.arange(0, HALF)
     live = lane < HALF
     at = qkv_ptr + row * stride_row + head * HEAD_DIM + lane
+    slot = tl.load(slot_ptr + row).to(tl.int64)
+    angle = rope_ptr + tl.load(position_ptr + row).to(tl.int64) * HEAD_DIM + lane
+    cos = tl.load(angle).to(tl.float32)
+    sin = tl.load(angle + stride_rope).to(tl.float32)
+    wait_for_previous(EARLY)
     low = _sum_parts(at, live, stride_part, PARTS)  # (HALF,)
     high = _sum_parts(at + HALF, live, stride_part, PARTS)  # (HALF,)
-    slot = tl.load(slot_ptr + row).to(tl.int64)
     block = slot // BLOCK_SIZE
     offset = slot % BLOCK_SIZE
     if head >= num_heads + num_kv_heads:
@@ -136,9 +147,6 @@ def _rope_write_kernel(
             norm_ptr = k_norm_ptr
         low = low * scale * tl.load(norm_ptr + lane).to(tl.float32)
         high = high * scale * tl.load(norm_ptr + HALF + lane).to(tl.float32)
-    angle = rope_ptr + tl.load(position_ptr + row).to(tl.int64) * HEAD_DIM + lane
-    cos = tl.load(angle).to(tl.float32)
-    sin = tl.load(angle + stride_rope).to(tl.float32)
     turned_low = low * cos - high * sin
     turned_high = high * cos + low * sin
     if head < num_heads:
@@ -199,14 +207,16 @@ def rope_write(
         _rope_write_kernel[(rows, num_heads + 2 * num_kv_heads)](
             qkv, q_norm, k_norm, rope_table, positions, slot_mapping, q, k_cache, v_cache, num_heads, num_kv_heads, eps,
             stride_part, qkv.stride(-2), rope_table.stride(0), *k_cache.stride()[:3], *v_cache.stride()[:3],
-            HEAD_DIM=head_dim, BLOCK_SIZE=k_cache.shape[1], PARTS=parts, num_warps=1,
+            HEAD_DIM=head_dim, BLOCK_SIZE=k_cache.shape[1], PARTS=parts, num_warps=1, **early_options(qkv.device),
         )  # fmt: skip
     return q
 
 
 @triton.jit
-def _silu_mul_kernel(x_ptr, y_ptr, n, stride_part, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+def _silu_mul_kernel(x_ptr, y_ptr, n, stride_part, PARTS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """Program (row, block of columns): reads 2 * BLOCK elements, writes BLOCK."""
+    let_next_start(EARLY)
+    wait_for_previous(EARLY)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = column < n
@@ -223,13 +233,17 @@ def silu_mul(gate_up: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     y = gate_up.new_empty((rows, wide // 2), dtype=dtype)
     if y.numel():
         grid = (rows, triton.cdiv(wide // 2, 1024))
-        _silu_mul_kernel[grid](gate_up, y, wide // 2, *_parts(gate_up), BLOCK=1024)
+        _silu_mul_kernel[grid](gate_up, y, wide // 2, *_parts(gate_up), BLOCK=1024, **early_options(y.device))
     return y
 
 
 @triton.jit
-def _best_of_block_kernel(logits_ptr, value_ptr, index_ptr, vocab, blocks, stride_row, BLOCK: tl.constexpr):
+def _best_of_block_kernel(
+    logits_ptr, value_ptr, index_ptr, vocab, blocks, stride_row, BLOCK: tl.constexpr, EARLY: tl.constexpr
+):
     """Program (row, block): the largest logit of the block, and the first place it stands."""
+    let_next_start(EARLY)
+    wait_for_previous(EARLY)
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     column = block * BLOCK + tl.arange(0, BLOCK)
@@ -241,8 +255,9 @@ def _best_of_block_kernel(logits_ptr, value_ptr, index_ptr, vocab, blocks, strid
 
 
 @triton.jit
-def _best_of_all_kernel(value_ptr, index_ptr, out_ptr, vocab, blocks, BLOCK: tl.constexpr):
+def _best_of_all_kernel(value_ptr, index_ptr, out_ptr, vocab, blocks, BLOCK: tl.constexpr, EARLY: tl.constexpr):
     """Program = one row: the best of its blocks."""
+    wait_for_previous(EARLY)
     row = tl.program_id(0).to(tl.int64)
     block = tl.arange(0, BLOCK)
     value = tl.load(value_ptr + row * blocks + block, mask=block < blocks, other=float("-inf"))  # (BLOCK,)
@@ -270,8 +285,11 @@ def argmax(logits: torch.Tensor, out: torch.Tensor) -> None:
     blocks = triton.cdiv(vocab, ARGMAX_BLOCK)
     value = logits.new_empty((rows, blocks), dtype=torch.float32)
     index = logits.new_empty((rows, blocks), dtype=torch.int32)
-    _best_of_block_kernel[(rows, blocks)](logits, value, index, vocab, blocks, logits.stride(0), BLOCK=ARGMAX_BLOCK)
-    _best_of_all_kernel[(rows,)](value, index, out, vocab, blocks, BLOCK=triton.next_power_of_2(blocks))
+    early = early_options(logits.device)
+    _best_of_block_kernel[(rows, blocks)](
+        logits, value, index, vocab, blocks, logits.stride(0), BLOCK=ARGMAX_BLOCK, **early
+    )
+    _best_of_all_kernel[(rows,)](value, index, out, vocab, blocks, BLOCK=triton.next_power_of_2(blocks), **early)
 
 
 def _check_parts(x: torch.Tensor, n: int, dtype: torch.dtype, name: str = "x") -> tuple[int, int]:

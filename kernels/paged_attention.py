@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from triton import JITFunction
 
+from kernels.early_start import early_options, let_next_start, wait_for_previous
 from kernels.kv_cache_quantized import QuantizedCache
 from kernels.split_kv import LOG2_E, attend, chunk_of, combine, count_tiles, locate, num_tiles, store_rows
 from kernels.split_kv_quantized import attend_quantized
@@ -35,12 +36,14 @@ def _paged_attention_kernel(
     BLOCK_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_C: tl.constexpr,
     SAME_STRIDES: tl.constexpr, k_scales_ptr=None, v_scales_ptr=None, stride_sb=0, stride_sh=0,
     KIND: tl.constexpr = None, ASM: tl.constexpr = False, WARPS: tl.constexpr = 1,
+    EARLY: tl.constexpr = False,
 ):  # fmt: skip
     """Program (KV head, chunk). Neighbours read the same tokens of different heads at the same time.
 
     Reads 2 * sum(seq_lens) * num_kv_heads * HEAD_DIM elements of K and V, once each; 4 * sum(seq_lens) * num_heads *
     HEAD_DIM FLOPs. `arrivals` is all zero before and after.
     """
+    let_next_start(EARLY)
     kv_head = tl.program_id(0)
     chunk = tl.program_id(1)
     total, longest = count_tiles(seq_lens_ptr, num_seqs, BLOCK_N, BLOCK_S)
@@ -64,6 +67,7 @@ def _paged_attention_kernel(
     if KIND is not None:
         k_scales_ptr += kv_head * stride_sh
         v_scales_ptr += kv_head * stride_sh
+    wait_for_previous(EARLY)  # all above depends on the lengths alone
     while tile < stop:
         seq_len = tl.load(seq_lens_ptr + seq)
         end = start + num_tiles(seq_len, BLOCK_N)
@@ -180,6 +184,7 @@ def paged_attention(
     out: torch.Tensor | None = None,
     lse: torch.Tensor | None = None,
     workspace: Workspace | None = None,
+    early: bool = False,
 ) -> torch.Tensor:
     """Attention of one query token per sequence over that sequence's blocks of the KV cache.
 
@@ -196,6 +201,8 @@ def paged_attention(
     out: written and returned, if given: like q, head_dim contiguous. lse: [num_seqs, num_heads] float32, written if
         given: the natural logarithm of each query's sum of exponentials, what merging two results needs.
     workspace: scratch memory that is kept between calls. If None, one is made for this call, which costs a memset.
+    early: the launch may begin, and read seq_lens, before the kernel ahead of it has ended, where the GPU can
+        (kernels.early_start). No kernel that started early may have written seq_lens.
 
     Raises TypeError or ValueError, naming the argument, before anything is launched. Safe to capture in a CUDA graph:
     values of block_table and seq_lens may change between replays, shapes may not.
@@ -204,13 +211,13 @@ def paged_attention(
     require_queries(q, k_cache.shape[2] if k_cache.ndim == 4 else 1, block_table, seq_lens, out, lse)
     require_caches(k_cache, v_cache, q.dtype, q.shape[2])
     plan = plan_for(q.shape[2], q.element_size())
-    return launch(q, k_cache, v_cache, block_table, seq_lens, scale, out, lse, workspace, plan)
+    return launch(q, k_cache, v_cache, block_table, seq_lens, scale, out, lse, workspace, plan, early=early)
 
 
 def launch(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor, seq_lens: torch.Tensor,
     scale: float | None, out: torch.Tensor | None, lse: torch.Tensor | None, workspace: Workspace | None, plan: Plan,
-    quantized: QuantizedCache | None = None,
+    quantized: QuantizedCache | None = None, early: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """Compute what `paged_attention` promises, of arguments that were found right.
 
@@ -249,7 +256,7 @@ def launch(
         BLOCK_N=plan.block_n, BLOCK_S=min(MAX_PLANNED, max(32, triton.next_power_of_2(num_seqs))),
         BLOCK_C=max(4, plan.combined_elements // (block_p * head_dim)),
         SAME_STRIDES=k_cache.stride() == v_cache.stride(), num_warps=plan.num_warps, num_stages=plan.num_stages,
-        **scales,
+        **scales, **(early_options(q.device) if early else {}),
     )  # fmt: skip
     return out
 

@@ -3,17 +3,19 @@
 A tile of w has its outputs as rows and x is the narrow side of the dot, so that 16 tokens pad no tensor core's rows;
 the tiles of w are cut so that all SMs read at once. Where there are too few outputs for that, K is split into parts
 whose float32 sums the next kernel adds as it reads them (see kernels.fused): no second launch, no atomics, and the same
-bits every time.
+bits every time. Where the GPU can, a launch starts early (kernels.early_start) and asks for its first weights while the
+kernel before it still works.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 import triton.language as tl
 
+from kernels.early_start import early_options, let_next_start, prefetch_rows, starts_early, wait_for_previous
 from kernels.validate import FLOATS, require, require_tensors, require_type
 
 MAX_ROWS = 128
@@ -28,12 +30,14 @@ def _load(ptr, mask, EVEN: tl.constexpr):
 def _skinny_matmul_kernel(
     x_ptr, w_ptr, y_ptr, m, n, k, k_part, stride_xm, stride_wn, stride_yp, stride_ym,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GATED: tl.constexpr,
-    EVEN_N: tl.constexpr, EVEN_K: tl.constexpr,
+    EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, EARLY: tl.constexpr, PREFETCH: tl.constexpr,
 ):  # fmt: skip
     """Program (tile of outputs, part of K). Reads its share of w once, x once, and writes m * BLOCK_N sums.
 
     GATED: w holds n gate rows and n up rows; the output is silu(gate) * up. Needs all of K in one part.
+    PREFETCH: bytes of each row of w that are asked for before x is there; at most those of a part, and 0 with odd ends.
     """
+    let_next_start(EARLY)
     part = tl.program_id(1)
     row = tl.arange(0, BLOCK_M)
     col = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -44,6 +48,11 @@ def _skinny_matmul_kernel(
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     up = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     begin = part * k_part
+    if PREFETCH > 0:
+        prefetch_rows(w_ptr + col.to(tl.int64) * stride_wn + begin, PREFETCH)
+        if GATED:
+            prefetch_rows(w_ptr + (col + n).to(tl.int64) * stride_wn + begin, PREFETCH)
+    wait_for_previous(EARLY)
     for start in tl.range(begin, tl.minimum(begin + k_part, k), BLOCK_K):
         here = (start + lane < k)[None, :]
         x_mask = (row < m)[:, None] if EVEN_K else (row < m)[:, None] & here
@@ -73,26 +82,54 @@ class Plan:
     num_stages: int = 4
 
 
-PROGRAMS = 264
-"""Two an SM of an H200: what it takes to keep all of its memory busy."""
+SMS = 132
+"""Of an H200, on which the plans were measured."""
+SHARED = 200 * 1024
+"""Bytes of shared memory that the tiles of a program may take there."""
+PREFETCH = 1024
+"""Bytes of a row of w that an early launch asks for."""
+
+
+def faster_than_cublas(m: int, n: int, k: int, *, gated: bool = False) -> bool:
+    """Whether this kernel beats cuBLAS (and a launch that applies silu) at this shape in 16 bits, as measured.
+
+    Few rows: always, for the next kernel adds up the parts. From 33 rows on, cuBLAS reads matrices of 30 to 150 MB
+    faster; ours is faster where launches outweigh reading, and where outputs are so many that no SM runs dry.
+    """
+    if m <= 32:
+        return True
+    if m > 64:
+        return False
+    if gated:
+        return n >= 64 * SMS
+    return n * k <= 8 << 20 or n >= 512 * SMS
 
 
 def plan_for(m: int, n: int, k: int, element_size: int, *, gated: bool = False, whole: bool = False) -> Plan:
-    """A launch with enough programs and about 64 KB of w on its way into each SM.
+    """About one program an SM with 64 to 128 KB of w on its way, as measured on an H200.
 
     whole: K must not be split, as for `gated`.
     """
     if element_size > 2:  # no tensor cores: float32 is for tests
         return Plan(16, 32, num_stages=2)
-    wide = triton.next_power_of_2(max(m, 16)) > 64
-    block_n = 64 if not gated or n // 64 >= PROGRAMS // 2 else 32
-    stages = 3 if gated or wide else 4
-    tiles = triton.cdiv(n, block_n)
-    parts = 1
-    if not (gated or whole):
-        while parts < 8 and tiles * parts * 2 <= PROGRAMS * 2 and k // (parts * 2) >= 512:
+    rows = max(16, triton.next_power_of_2(m))
+    if gated:
+        many = n >= 64 * SMS
+        if rows >= 64:
+            plan = Plan(128, 64, num_warps=8) if many else Plan(32, 128, num_stages=6)
+        else:
+            plan = Plan(64, 128, num_stages=3) if many else Plan(32, 256)
+    elif whole or n >= 256 * SMS:
+        plan = Plan(64, 128) if rows < 64 else Plan(128, 128, num_warps=8)
+    elif rows < 64 and SMS * 3 <= 16 * triton.cdiv(n, 128) <= SMS * 4 and k >= 4096:
+        plan = Plan(128, 64, 4, num_stages=8)  # n of about 4096: long rows, read with more on its way
+    else:
+        parts = 1
+        while parts < 8 and triton.cdiv(n, 64) * parts * 4 <= SMS * 3 and k // (parts * 2) >= 256:
             parts *= 2
-    return Plan(block_n, 128 if not wide else 64, parts, num_stages=stages)
+        plan = Plan(64, 128, parts) if rows < 64 else Plan(64, 64, parts, num_stages=6)
+    tile = 2 * plan.block_k * (plan.block_n * (1 + gated) + rows)
+    return replace(plan, num_stages=max(2, min(plan.num_stages, SHARED // tile)))
 
 
 def skinny_matmul(
@@ -129,10 +166,13 @@ def skinny_matmul(
     if m == 0:
         return y
     k_part = triton.cdiv(triton.cdiv(k, parts), plan.block_k) * plan.block_k
+    even_n, even_k = n % plan.block_n == 0, k % (plan.block_k * parts) == 0
+    aligned = w.data_ptr() % 16 == 0 and w.stride(0) * w.element_size() % 16 == 0
+    early = starts_early(x.device) and even_n and even_k and aligned
     _skinny_matmul_kernel[(triton.cdiv(n, plan.block_n), parts)](
         x, w, y, m, n, k, k_part, x.stride(0), w.stride(0), y.stride(0) if parts > 1 else 0, y.stride(-2),
         BLOCK_M=max(16, triton.next_power_of_2(m)), BLOCK_N=plan.block_n, BLOCK_K=plan.block_k, GATED=gated,
-        EVEN_N=n % plan.block_n == 0, EVEN_K=k % (plan.block_k * parts) == 0 and k_part * parts == k,
-        num_warps=plan.num_warps, num_stages=plan.num_stages,
+        EVEN_N=even_n, EVEN_K=even_k, PREFETCH=min(PREFETCH, k_part * w.element_size()) if early else 0,
+        num_warps=plan.num_warps, num_stages=plan.num_stages, **early_options(x.device),
     )  # fmt: skip
     return y

@@ -11,14 +11,11 @@ import torch
 import torch.nn.functional as F
 
 from kernels import flash_attention_paged, fused, paged_attention
-from kernels.skinny_matmul import skinny_matmul
+from kernels.skinny_matmul import faster_than_cublas, skinny_matmul
 from labkit.engine.config import ModelConfig
 from labkit.engine.graphs import as_launch
 from labkit.engine.ops import Step, TorchOps
 from labkit.engine.weights import LayerWeights
-
-SKINNY_ROWS = 64
-"""Most rows of a product that is bound by reading its weights, where our kernel is the faster one."""
 
 
 class TritonOps(TorchOps):
@@ -42,13 +39,13 @@ class TritonOps(TorchOps):
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """One launch, in parts if it is skinny."""
-        if len(x) > SKINNY_ROWS:
+        if not faster_than_cublas(len(x), *weight.shape):
             return F.linear(x, weight)
         return as_launch(lambda: skinny_matmul(x, weight))
 
     def gated(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """One launch if it is skinny, else two."""
-        if len(x) > SKINNY_ROWS:
+        if not faster_than_cublas(len(x), weight.shape[0] // 2, weight.shape[1], gated=True):
             product = F.linear(x, weight)
             return as_launch(lambda: fused.silu_mul(product, x.dtype))
         return as_launch(lambda: skinny_matmul(x, weight, gated=True))
@@ -65,7 +62,9 @@ class TritonOps(TorchOps):
         if starts is None:
             workspace = self._workspace
             out = as_launch(
-                lambda: paged_attention.paged_attention(q, k_cache, v_cache, table, lens, workspace=workspace)
+                lambda: paged_attention.paged_attention(
+                    q, k_cache, v_cache, table, lens, workspace=workspace, early=True
+                )
             )
         else:
             out = as_launch(lambda: flash_attention_paged.paged_prefill(q, k_cache, v_cache, table, lens, starts))
@@ -73,7 +72,7 @@ class TritonOps(TorchOps):
 
     def logits(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """One launch."""
-        if len(x) > SKINNY_ROWS:
+        if not faster_than_cublas(len(x), *weight.shape):
             return F.linear(x, weight)
         return as_launch(lambda: skinny_matmul(x, weight, whole=True))
 
