@@ -38,9 +38,13 @@ class QuantizedCache:
     def allocate(
         cls, kind: str, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, device: torch.device | str
     ) -> QuantizedCache:
-        """A cache of zeros. ValueError for an unknown kind or an odd head_dim of int4."""
+        """A cache of zeros. ValueError for a kind that is unknown or not for this GPU, or too small a head_dim."""
         require(kind in KINDS, f"kind: expected {', '.join(KINDS)}, got {kind!r}")
-        require(kind != "int4" or head_dim % 2 == 0, f"head_dim: int4 packs two dimensions in a byte, got {head_dim}")
+        require(
+            kind != "int4" or (head_dim >= 32 and head_dim % 2 == 0),
+            f"head_dim: int4 takes even ones from 32 on, whose halves fill a matrix instruction, got {head_dim}",
+        )
+        require_kind(kind, device)
         width = head_dim // 2 if kind == "int4" else head_dim
         k, v = (
             torch.zeros(num_blocks, block_size, num_kv_heads, width, dtype=torch.uint8, device=device) for _ in range(2)
@@ -59,6 +63,21 @@ class QuantizedCache:
     def bytes(self) -> int:
         """Of codes and scales together."""
         return sum(t.numel() * t.element_size() for t in (self.k, self.v, self.k_scales, self.v_scales))
+
+
+def require_kind(kind: str, device: torch.device | str) -> None:
+    """ValueError where the GPU has no instructions for a kind of codes."""
+    major, minor = _capability(device)
+    require(
+        kind != "fp8" or (major, minor) >= (8, 9),
+        f"kind: fp8 needs a GPU of compute capability 8.9 or later, this one has {major}.{minor}; int8 takes as few"
+        " bytes",
+    )
+
+
+def _capability(device: torch.device | str) -> tuple[int, int]:
+    """Compute capability; on a CPU, whose interpreter knows every type, the latest."""
+    return torch.cuda.get_device_capability(device) if torch.device(device).type == "cuda" else (9, 0)
 
 
 @triton.jit
@@ -141,6 +160,7 @@ def write_kv_quantized(k: torch.Tensor, v: torch.Tensor, cache: QuantizedCache, 
     Raises TypeError or ValueError, naming the argument, before anything is written.
     """
     require_tensors(k=k, v=v, cache=cache.k, slot_mapping=slot_mapping)
+    require_kind(cache.kind, cache.k.device)
     _, block_size, num_kv_heads, _ = cache.k.shape
     shape = [num_kv_heads, cache.head_dim]
     for name, tensor in (("k", k), ("v", v)):

@@ -118,7 +118,7 @@ class Plan:
     """How one shape is launched; any values are correct.
 
     block_n: tokens in a KV tile. ctas_per_sm: programs that share an SM. combined_elements: elements of partial results
-    that a program holds at once.
+    that a program holds at once. max_registers: of a thread, if the compiler is to be held to so many.
     """
 
     block_n: int
@@ -126,6 +126,7 @@ class Plan:
     num_stages: int
     ctas_per_sm: int
     combined_elements: int = 8192
+    max_registers: int | None = None
 
     def num_chunks(self, num_kv_heads: int, device: torch.device) -> int:
         """Chunks that all SMs work on at once. The interpreter has two SMs here, so that it splits as well."""
@@ -241,18 +242,20 @@ def launch(
     block_p = triton.next_power_of_2(group)
     scale = head_dim**-0.5 if scale is None else scale
     scales: dict[str, object] = {}
+    least = 16  # rows of the tensor cores' left operand
     if quantized is not None:
+        least = 8  # columns of their right one
         stride_sb, stride_sh, _ = quantized.k_scales.stride()
         scales = {
             "k_scales_ptr": quantized.k_scales, "v_scales_ptr": quantized.v_scales, "stride_sb": stride_sb,
             "stride_sh": stride_sh, "KIND": quantized.kind, "ASM": isinstance(_paged_attention_kernel, JITFunction),
-            "WARPS": min(plan.num_warps, k_cache.shape[3] // 8),
+            "WARPS": max(1, min(plan.num_warps, k_cache.shape[3] // 16)), "maxnreg": plan.max_registers,
         }  # fmt: skip
     _paged_attention_kernel[(num_kv_heads, chunks)](
         q, k_cache, v_cache, block_table, seq_lens, out, lse, workspace.part_o, workspace.part_lse, workspace.arrivals,
         num_seqs, num_heads, scale * LOG2_E.value, *q.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3],
         block_table.stride(0), *out.stride()[:2], *(lse.stride() if lse is not None else (0, 0)),
-        HEAD_DIM=head_dim, GROUP=group, BLOCK_G=max(16, block_p), BLOCK_P=block_p, BLOCK_SIZE=block_size,
+        HEAD_DIM=head_dim, GROUP=group, BLOCK_G=max(least, block_p), BLOCK_P=block_p, BLOCK_SIZE=block_size,
         BLOCK_N=plan.block_n, BLOCK_S=min(MAX_PLANNED, max(32, triton.next_power_of_2(num_seqs))),
         BLOCK_C=max(4, plan.combined_elements // (block_p * head_dim)),
         SAME_STRIDES=k_cache.stride() == v_cache.stride(), num_warps=plan.num_warps, num_stages=plan.num_stages,
