@@ -108,7 +108,7 @@ REASONS = (
     ),
     (r"Address already in use", "the port is taken: name another one, or none, and a free one is found"),
     (
-        r"Repo id must be in the form .*?: '([^']+)'",
+        r"HFValidationError: Repo id must .*: '([^']+)'",
         "there is no model in the folder {0}: no config.json was found there",
     ),
     (

@@ -68,6 +68,11 @@ def test_a_failed_start_says_why_in_one_sentence(name, said):
     assert said in reason and "\n" not in reason, reason
 
 
+def test_a_folder_at_the_root_that_is_missing_is_no_name_on_the_hub():
+    text = "huggingface_hub.errors.HFValidationError: Repo id must use alphanumeric chars, '-': '/nonexistent'.\n"
+    assert failure_reason(text).startswith("there is no model in the folder /nonexistent:")
+
+
 def test_an_unknown_failure_gives_its_root_error():
     text = "(EngineCore pid=3) ERROR 11-30 [core.py:1] ValueError: the moon is full\n"
     assert failure_reason(text + "RuntimeError: Engine core initialization failed.\n").endswith(
