@@ -3,21 +3,20 @@
 Both get the same prompts of 128 tokens, generate 128 greedily, have the same KV cache and no prefix caching. A decode
 step is what the last 127 tokens cost: a run of 128 tokens less one of 1, over 127, the median of some rounds. Its floor
 is the bytes that a step cannot avoid, all weights but the embedding and the K and V of the mean length, over what this
-GPU's memory was measured to read.
+GPU's memory was measured to read. All engines are up at the same time and measured in turn; only one computes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
-import json
+import importlib.util
 import random
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,8 @@ import torch
 
 from labkit.benchmarks.ceilings import memory_ceilings
 from labkit.benchmarks.evidence import Row, geometric_mean, ratios
+from labkit.benchmarks.vllm import write_config
+from labkit.benchmarks.vllm_engine import Batch, EngineProcess, EngineSpec
 from labkit.engine import Engine, EngineConfig, ModelConfig, SamplingParams, Weights, random_weights
 from labkit.models import QWEN3_0_6B, QWEN3_8B, ModelShape
 
@@ -35,6 +36,8 @@ CASES: dict[str, tuple[ModelShape, tuple[int, ...]]] = {
     "0.6B": (QWEN3_0_6B, (1, 16, 64)),
 }
 BUDGET = 8192  # tokens of a step, for both
+PEERS = ("ours", "vllm_graph", "own_eager", "vllm_eager")
+ROUNDS, EAGER_ROUNDS = 5, 1  # an eager run of the 8B shape takes three seconds
 
 Generate = Callable[[list[list[int]], int], Any]
 """(prompts, tokens to generate): runs them to the end."""
@@ -70,13 +73,19 @@ def measure(generate: Generate, batch: int, vocab_size: int, rounds: int) -> Mea
         generate(prompts, tokens)
         return time.perf_counter() - begin
 
+    return measured(seconds, batch, rounds)
+
+
+def measured(seconds: Callable[[int], float], batch: int, rounds: int) -> Measured:
+    """From what it takes to generate a number of tokens by each of a batch."""
     seconds(8)
     steps, totals = [], []
     for _ in range(rounds):
         first, total = seconds(1), seconds(OUTPUT)
         steps.append((total - first) / (OUTPUT - 1) * 1e3)
         totals.append(total)
-    low, middle, high = statistics.quantiles(steps, n=4, method="inclusive")
+    middle = statistics.median(steps)
+    low, _, high = statistics.quantiles(steps, n=4, method="inclusive") if rounds > 1 else steps * 3
     return Measured(middle, batch * OUTPUT / statistics.median(totals), (high - low) / middle)
 
 
@@ -98,21 +107,65 @@ def generator(engine: Engine) -> Generate:
     return generate
 
 
-def ours(name: str, rounds: int = 5, eager_rounds: int = 3) -> dict[str, dict[int, Measured]]:
-    """ "ours" with graphs and "own_eager" without, at the same padded batch. RuntimeError if their tokens differ."""
+def samples(names: Iterable[str] = tuple(CASES)) -> Iterator[dict[str, Any]]:
+    """Measure all that there is: {"case", "peer", "batch", and the fields of Measured}, as each comes.
+
+    What fails gives {"case", "peer", "error"} and costs no other row. Without vLLM only ours is measured.
+    """
+    names = list(names)
+    with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as stack:
+        started = {}
+        for spec in (s for name in names for s in vllm_specs(name, Path(scratch))) if _has_vllm() else ():
+            started[spec.name] = EngineProcess(spec, Path(scratch, f"{spec.name}.log"))
+            stack.callback(started[spec.name].stop)
+        ready = {}
+        for label, process in started.items():  # waiting for all: starting would disturb what is measured
+            name, peer = label.split("-")
+            try:
+                process.wait()
+                ready[name, peer] = process
+            except Exception as error:
+                yield {"case": name, "peer": peer, "error": str(error)}
+        for name in names:
+            try:
+                yield from _samples_of(name, {peer: one for (case, peer), one in ready.items() if case == name})
+            except Exception as error:
+                yield {"case": name, "peer": "ours", "error": str(error)}
+            gc.collect()
+            torch.cuda.empty_cache()
+
+
+def _has_vllm() -> bool:
+    return importlib.util.find_spec("vllm") is not None
+
+
+def _samples_of(name: str, processes: Mapping[str, EngineProcess]) -> Iterator[dict[str, Any]]:
+    """Of one shape: at each batch all contenders in turn. RuntimeError if graphs change our tokens."""
     shape, batches = CASES[name]
     config = ModelConfig.from_shape(shape)
     weights = random_weights(config, torch.bfloat16, "cuda")
     engines = {"ours": make_engine(config, weights, batches, "capture")}
     engines["own_eager"] = make_engine(config, weights, batches, "padded")
     check_tokens(engines, batches[:2], config.vocab_size)
-    return {
-        peer: {
-            batch: measure(generator(engine), batch, config.vocab_size, rounds if peer == "ours" else eager_rounds)
-            for batch in batches
-        }
-        for peer, engine in engines.items()
-    }
+    for peers, rounds in ((PEERS[:2], ROUNDS), (PEERS[2:], EAGER_ROUNDS)):
+        for batch in batches:
+            for peer in peers:
+                if peer not in engines and peer not in processes:
+                    continue
+                try:
+                    if peer in engines:
+                        found = measure(generator(engines[peer]), batch, config.vocab_size, rounds)
+                    else:
+                        found = measured(_seconds(processes[peer], batch, config.vocab_size), batch, rounds)
+                    yield {"case": name, "peer": peer, "batch": batch, **asdict(found)}
+                except Exception as error:
+                    yield {"case": name, "peer": peer, "batch": batch, "error": str(error)}
+
+
+def _seconds(process: EngineProcess, batch: int, vocab_size: int) -> Callable[[int], float]:
+    """What vLLM needs, on its own clock: the way of the tokens back to us is not counted."""
+    prompts = tuple(map(tuple, prompts_of(batch, vocab_size)))
+    return lambda tokens: process.measure(Batch(PROMPT, (tokens,) * batch, prompts))["seconds"]
 
 
 def check_tokens(engines: dict[str, Engine], batches: tuple[int, ...], vocab_size: int) -> None:
@@ -126,29 +179,22 @@ def check_tokens(engines: dict[str, Engine], batches: tuple[int, ...], vocab_siz
             )
 
 
-def vllm(name: str, eager: bool, rounds: int) -> dict[int, Measured]:
-    """vLLM's times, from a process of its own; empty where it is not installed. RuntimeError if it fails."""
-    shape, _ = CASES[name]
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(config_json(shape)), encoding="utf-8")
-        command = [sys.executable, "-m", "labkit.benchmarks.engine_vllm", folder, name, str(int(eager)), str(rounds)]
-        child = subprocess.run(command, capture_output=True, text=True, check=False)
-    if child.returncode:
-        raise RuntimeError(f"vLLM failed: {child.stderr[-2000:]}")
-    last = child.stdout.strip().splitlines()[-1]
-    return {int(batch): Measured(**values) for batch, values in json.loads(last).items()}
-
-
-def config_json(shape: ModelShape) -> dict[str, Any]:
-    """A config.json of a Qwen3 model of this shape, as transformers and vLLM read it."""
-    return {
-        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": shape.vocab_size,
-        "hidden_size": shape.hidden_size, "intermediate_size": shape.intermediate_size,
-        "num_hidden_layers": shape.num_layers, "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_kv_heads, "head_dim": shape.head_dim, "hidden_act": "silu",
-        "max_position_embeddings": shape.max_position, "rms_norm_eps": 1e-6, "rope_theta": 1e6, "bos_token_id": 0,
-        "eos_token_id": 1, "attention_bias": False, "tie_word_embeddings": shape.tied_embeddings, "dtype": "bfloat16",
+def vllm_specs(name: str, folder: Path) -> list[EngineSpec]:
+    """vLLM with the batches' own graphs and without, with the KV cache, the budget and the lengths of ours."""
+    shape, batches = CASES[name]
+    config = ModelConfig.from_shape(shape)
+    options: dict[str, Any] = {
+        "dtype": "bfloat16", "load_format": "dummy", "max_model_len": LENGTH, "max_num_seqs": max(batches),
+        "max_num_batched_tokens": BUDGET, "block_size": BLOCK, "gpu_memory_utilization": 0.1,
+        "kv_cache_memory_bytes": num_blocks(batches) * config.kv_block_bytes(BLOCK, torch.bfloat16),
+        "attention_backend": "FLASH_ATTN",
     }  # fmt: skip
+    graphs = {"cudagraph_mode": "FULL_AND_PIECEWISE", "cudagraph_capture_sizes": list(batches)}
+    model = str(write_config(shape, folder / f"{name} model"))
+    return [
+        EngineSpec(f"{name}-vllm_graph", model, {**options, "compilation_config": graphs}, probe=False),
+        EngineSpec(f"{name}-vllm_eager", model, {**options, "enforce_eager": True}, probe=False),
+    ]
 
 
 def floor_ms(shape: ModelShape, batch: int, terabytes_per_second: float) -> float:
@@ -158,15 +204,23 @@ def floor_ms(shape: ModelShape, batch: int, terabytes_per_second: float) -> floa
     return (2 * (shape.weight_count - embedding) + kv) / terabytes_per_second / 1e9
 
 
-def rows_of(name: str, measured: dict[str, dict[int, Measured]], read_ceiling: float) -> list[Row]:
-    """Two rows a batch: the decode step, and the throughput of the whole run."""
-    shape, batches = CASES[name]
+def rows_of(found: Iterable[Mapping[str, Any]], read_ceiling: float) -> list[Row]:
+    """Two rows a batch: the decode step, and the throughput of the whole run. What failed is left out.
+
+    found: from `samples`. read_ceiling: TB/s.
+    """
+    by_row: dict[tuple[str, int], dict[str, Measured]] = {}
+    for sample in found:
+        if "error" not in sample:
+            one = Measured(sample["step_ms"], sample["tokens_per_second"], sample["spread"])
+            by_row.setdefault((sample["case"], sample["batch"]), {})[sample["peer"]] = one
     rows = []
-    for batch in batches:
-        its = {peer: found[batch] for peer, found in measured.items()}
+    for (name, batch), its in by_row.items():
+        if "ours" not in its:
+            continue
         mine = its.pop("ours")
         steps = {peer: round(m.step_ms, 3) for peer, m in its.items()}
-        steps["byte_floor"] = round(floor_ms(shape, batch, read_ceiling), 3)
+        steps["byte_floor"] = round(floor_ms(CASES[name][0], batch, read_ceiling), 3)
         speeds = {peer: round(m.tokens_per_second, 1) for peer, m in its.items()}
         spread, case = round(mine.spread, 4), f"{name}, batch {batch}, {PROMPT} + {OUTPUT} tokens"
         rows.append(Row(f"decode step: {case}", "ms", "lower", round(mine.step_ms, 3), steps, spread))
@@ -175,19 +229,13 @@ def rows_of(name: str, measured: dict[str, dict[int, Measured]], read_ceiling: f
 
 
 def run() -> list[Row]:
-    """Both shapes, ours first, then vLLM in processes of its own."""
+    """Both shapes beside vLLM. RuntimeError, with the reason, if anything could not be measured."""
     ceiling = memory_ceilings()["read"]
-    rows = []
-    for name in CASES:
-        measured = ours(name)
-        gc.collect()
-        torch.cuda.empty_cache()
-        for peer, eager, rounds in (("vllm_graph", False, 5), ("vllm_eager", True, 2)):
-            found = vllm(name, eager, rounds)
-            if found:
-                measured[peer] = found
-        rows += rows_of(name, measured, ceiling)
-    return rows
+    found = list(samples())
+    failed = [sample for sample in found if "error" in sample]
+    if failed:
+        raise RuntimeError(f"{failed[0]['case']}, {failed[0]['peer']} failed: {failed[0]['error']}")
+    return rows_of(found, ceiling)
 
 
 def summary(rows: list[Row]) -> str:

@@ -34,19 +34,24 @@ class BlockManager:
             return False
         return True
 
+    def owed(self, request: Request) -> int:
+        """Blocks that a running request still needs for the tokens it has."""
+        return max(0, self.blocks_for(len(request)) - len(request.block_table))
+
     def admit(self, request: Request, budget: int, spare: int) -> int:
         """Blocks for a waiting request's cached prefix and for a first chunk of at most `budget` tokens after it.
 
-        spare: blocks that must stay free. Gives the chunk's length; 0 if it does not fit, and then nothing changed.
+        spare: blocks that must stay free. Gives the chunk's length; 0 if all that the request has so far does not fit,
+        and then nothing changed: one whose first chunk alone fits would be preempted before its last (vLLM's
+        full_sequence_must_fit, vllm-project/vllm#21793).
         """
         prefix = self.pool.match_prefix(request.tokens, request.hashes) if self.prefix_caching else []
         cached = len(prefix) * self.pool.block_size
         chunk = min(len(request) - cached, budget)
-        missing = self.blocks_for(cached + chunk) - len(prefix)
-        if missing + spare > self.pool.num_free:
+        if self.blocks_for(len(request)) - len(prefix) + spare > self.pool.num_free:
             self.pool.release(prefix)
             return 0
-        request.block_table = prefix + self.pool.allocate(missing)
+        request.block_table = prefix + self.pool.allocate(self.blocks_for(cached + chunk) - len(prefix))
         request.num_computed = request.cached = cached
         if self.prefix_caching:
             self._counters.prefix_queries += len(request)

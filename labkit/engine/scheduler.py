@@ -91,7 +91,8 @@ class Scheduler:
         for request in ordered(self.policy, self.waiting):
             if len(self.running) >= self._max_num_seqs or budget <= 0:
                 return
-            length = self._blocks.admit(request, budget, self._spare if self.running else 0)
+            spare = max(self._spare, sum(map(self._blocks.owed, self.running))) if self.running else 0
+            length = self._blocks.admit(request, budget, spare)
             if length == 0:  # whoever comes next may fit, but would then overtake, and this one could wait for ever
                 return
             self.waiting.remove(request)

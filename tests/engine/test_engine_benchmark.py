@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 
 from labkit.benchmarks import engine as benchmark
@@ -37,10 +39,13 @@ def test_the_cache_holds_the_largest_batch_to_its_end():
 
 
 def test_a_batch_gives_a_row_for_its_step_and_one_for_its_throughput():
-    def side(factor):
-        return {b: Measured(factor * b, 100 / factor, 0.01) for b in benchmark.CASES["0.6B"][1]}
-
-    rows = rows_of("0.6B", {"ours": side(1), "own_eager": side(4), "vllm_graph": side(2)}, 4.0)
+    found = [
+        {"case": "0.6B", "peer": peer, "batch": b, **asdict(Measured(factor * b, 100 / factor, 0.01))}
+        for peer, factor in (("ours", 1), ("own_eager", 4), ("vllm_graph", 2))
+        for b in benchmark.CASES["0.6B"][1]
+    ]
+    failed = {"case": "0.6B", "peer": "vllm_eager", "error": "out of memory"}
+    rows = rows_of([failed, *found], 4.0)
     assert [r.case for r in rows[:2]] == [
         f"{k}: 0.6B, batch 1, 128 + 128 tokens" for k in ("decode step", "throughput")
     ]
@@ -50,8 +55,50 @@ def test_a_batch_gives_a_row_for_its_step_and_one_for_its_throughput():
     assert "decode step against vLLM with graphs: geometric mean 2.000x, worst 2.000x" in text
 
 
-def test_the_config_that_vllm_reads_is_the_model_that_we_run():
-    config = ModelConfig.from_dict(benchmark.config_json(QWEN3_8B))
+def test_the_config_that_vllm_reads_is_the_model_that_we_run(tmp_path):
+    graph, eager = benchmark.vllm_specs("8B", tmp_path)
+    assert graph.model == eager.model and eager.options["enforce_eager"]
+    assert graph.options["compilation_config"]["cudagraph_capture_sizes"] == [1, 16, 64, 128]
+    config = ModelConfig.from_folder(graph.model)
     ours = ModelConfig.from_shape(QWEN3_8B)
     different = {name for name in vars(ours) if getattr(ours, name) != getattr(config, name)}
     assert different == {"eos_token_ids"}, "which are ignored"
+
+
+class Up:
+    """An engine process that starts, and answers after the time that its steps take."""
+
+    fails = ()
+
+    def __init__(self, spec, log):
+        self.name = spec.name
+
+    def wait(self):
+        if self.name in self.fails:
+            raise RuntimeError("no memory")
+
+    def measure(self, batch):
+        assert len(batch.prompts) == len(batch.outputs)
+        return {"seconds": 1.0 + 0.02 * (batch.outputs[0] - 1)}
+
+    def stop(self):
+        stopped.append(self.name)
+
+
+stopped: list[str] = []
+
+
+def test_an_engine_that_does_not_start_costs_its_own_rows_alone(monkeypatch):
+    monkeypatch.setattr(Up, "fails", ("0.6B-vllm_eager",))
+    monkeypatch.setattr(benchmark, "EngineProcess", Up)
+    monkeypatch.setattr(benchmark, "_has_vllm", lambda: True)
+    monkeypatch.setattr(benchmark, "random_weights", lambda *args: None)
+    monkeypatch.setattr(benchmark, "make_engine", lambda *args: None)
+    monkeypatch.setattr(benchmark, "check_tokens", lambda *args: None)
+    monkeypatch.setattr(benchmark, "measure", lambda *args: Measured(10.0, 100.0, 0.0))
+    found = list(benchmark.samples(["0.6B"]))
+    assert [s["peer"] for s in found if "error" in s] == ["vllm_eager"]
+    rows = rows_of(found, 4.0)
+    assert len(rows) == 6 and set(rows[0].peers) == {"vllm_graph", "own_eager", "byte_floor"}
+    assert rows[0].ratio("vllm_graph") == pytest.approx(2)
+    assert stopped == ["0.6B-vllm_eager", "0.6B-vllm_graph"], "every process that was started is ended"

@@ -86,6 +86,17 @@ def test_the_watermark_keeps_blocks_free_while_others_run(mini):
     assert running == {0.0: 8, 0.5: 4}
 
 
+def test_a_prompt_waits_until_all_of_it_fits_also_beside_one_that_is_half_computed(mini):
+    engine = mini(num_blocks=16, max_num_batched_tokens=8, max_num_seqs=4, prefix_caching=False)
+    requests = [engine.add([i + 1] * 36, params(1)) for i in range(3)]
+    while engine.busy:
+        engine.step()
+        running = [r for r in requests if r.status is Status.RUNNING]
+        needed = sum(-(-len(r) // 4) for r in running)
+        assert needed <= 16, "the prompts that run need more blocks than there are: only first chunks were looked at"
+    assert engine.counters.preemptions == 0 and all(len(r.output) == 1 for r in requests)
+
+
 def test_the_prefix_cache_spares_the_shared_blocks_and_says_so(mini):
     engine = mini()
     engine.generate([LONG], params(1))

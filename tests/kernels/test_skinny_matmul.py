@@ -62,7 +62,7 @@ def test_a_plan_of_any_shape_fits_the_shared_memory_and_covers_k(rows, n, k, gat
     plan = plan_for(rows, n, k, 2, gated=gated)
     columns = max(16, 1 << (rows - 1).bit_length())
     assert 2 * plan.block_k * (plan.block_n * (1 + gated) + columns) * plan.num_stages <= SHARED
-    assert plan.parts == 1 or not gated and k // plan.parts >= 256
+    assert plan.parts == 1 or (not gated and k // plan.parts >= 256)
 
 
 @pytest.mark.parametrize(
