@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-NAMES = ("paged_attention", "flash_attention", "paged_prefill", "engine", "vllm")
+NAMES = ("paged_attention", "flash_attention", "paged_prefill", "int4_matmul", "kv_cache", "engine", "vllm")
 
 
 def run(names: list[str], json_path: Path | None = None) -> int:

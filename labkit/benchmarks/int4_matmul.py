@@ -16,12 +16,13 @@ from kernels.int4_parts import Workspace
 from kernels.int4_repack import repack_awq
 from labkit.benchmarks import int4_peers
 from labkit.benchmarks.evidence import Row, geometric_mean, ratios
-from labkit.benchmarks.int4_peers import Call, Inputs, Peer
+from labkit.benchmarks.int4_peers import Peer, Product, Weights
 from labkit.benchmarks.timing import race
 
 PACKAGES = ("vllm",)
-SHAPES = ((4096, 4096), (8192, 8192), (8192, 28672), (28672, 8192))  # in_features, out_features
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+SHAPES = ((4096, 4096), (8192, 8192), (8192, 28672))  # in_features, out_features
+ROWS = (1, 8, 16, 32, 64, 128, 256, 512, 1024)
+RAGGED = (100, 4096, 11008)  # rows and outputs that fill no whole tiles
 GROUP_SIZE = 128
 ROTATED_BYTES = 256 * 2**20  # of all copies of the weights together: over four times an H200's L2
 FEWEST_SETS = 2
@@ -43,37 +44,40 @@ class Case:
 
 
 def cases() -> list[Case]:
-    """Every shape and number of tokens."""
-    return [Case(m, k, n) for k, n in SHAPES for m in ROWS]
+    """Every shape and number of tokens, and one ragged."""
+    return [*(Case(m, k, n) for k, n in SHAPES for m in ROWS), Case(*RAGGED)]
 
 
-def make(case: Case) -> list[Inputs]:
-    """Random input sets of a case, bf16, enough to exceed the L2 cache."""
-    sets = max(FEWEST_SETS, -(-ROTATED_BYTES // (case.k * case.n // 2)))
-    groups = 1 if case.group_size == -1 else case.k // case.group_size
+def make(k: int, n: int, group_size: int) -> list[Weights]:
+    """Random weights, so many that they exceed the L2 cache."""
+    sets = max(FEWEST_SETS, -(-ROTATED_BYTES // (k * n // 2)))
+    groups = 1 if group_size == -1 else k // group_size
 
     def words(rows: int) -> torch.Tensor:
-        return torch.randint(-(2**31), 2**31, (rows, case.n // 8), dtype=torch.int32, device="cuda")
+        return torch.randint(-(2**31), 2**31, (rows, n // 8), dtype=torch.int32, device="cuda")
 
-    return [
-        Inputs(
-            torch.randn(case.m, case.k, device="cuda").bfloat16(), words(case.k), words(groups),
-            (torch.rand(groups, case.n, device="cuda") * 0.02 + 0.002).half(), case.group_size,
-        )
-        for _ in range(sets)
-    ]  # fmt: skip
+    def scales() -> torch.Tensor:
+        return (torch.rand(groups, n, device="cuda") * 0.02 + 0.002).half()
+
+    return [Weights(words(k), words(groups), scales(), group_size, torch.bfloat16) for _ in range(sets)]
 
 
-def ours(inputs: list[Inputs], variant: str = "auto") -> list[Call]:
-    """The kernel's calls, with one workspace for all, as a model's layers share it."""
+def ours(w: Weights, workspace: Workspace) -> Product:
+    """The kernel, with one workspace for all products, as a model's layers share it."""
+    weight = repack_awq(w.qweight, w.qzeros, w.scales, group_size=w.group_size, dtype=w.dtype)
+    return lambda x: int4_matmul(x, weight, workspace=workspace)
+
+
+@functools.lru_cache(maxsize=1)  # cases of a shape follow each other
+def products(k: int, n: int, group_size: int) -> dict[str, list[Product]]:
+    """Ours and the peers, over the same weights."""
     workspace = Workspace.allocate("cuda")
-    return [
-        functools.partial(
-            int4_matmul, x.x, repack_awq(x.qweight, x.qzeros, x.scales, group_size=x.group_size, dtype=x.x.dtype),
-            out=torch.empty(x.x.shape[0], x.n, dtype=x.x.dtype, device="cuda"), workspace=workspace, variant=variant,
-        )
-        for x in inputs
-    ]  # fmt: skip
+    bound: dict[str, Peer] = {"ours": lambda w: ours(w, workspace)} | peers()
+    found: dict[str, list[Product]] = {name: [] for name in bound}
+    for w in make(k, n, group_size):
+        for name, bind in bound.items():
+            found[name].append(bind(w))
+    return found
 
 
 @functools.cache
@@ -89,8 +93,11 @@ def peers() -> dict[str, Peer]:
 
 def measure(case: Case) -> Row:
     """Time a case. Raises RuntimeError if a peer computes something else."""
-    inputs = make(case)
-    calls = {"ours": ours(inputs)} | {name: [bind(x) for x in inputs] for name, bind in peers().items()}
+    x = torch.randn(case.m, case.k, device="cuda").bfloat16()
+    calls = {
+        name: [functools.partial(product, x) for product in found]
+        for name, found in products(case.k, case.n, case.group_size).items()
+    }
     expected = calls["ours"][0]().float()
     for name, (first, *_) in calls.items():
         error = (first().float() - expected).norm() / expected.norm()
