@@ -8,6 +8,9 @@ NAME=FOLDER` adds one that another program wrote, in a format that `labkit.quant
 
 Eight windows of 512 tokens of each text, in bf16, without a token at the start; calibration is on 8,192 tokens of other
 books. Embeddings and output head stay as they are. No GPU is used or timed.
+
+The unquantized model was itself dequantized from GGUF's Q4_1, whose grids of 32 weights Q4_K can take over: what that
+one costs here is not what it costs elsewhere.
 """
 
 from __future__ import annotations

@@ -94,3 +94,12 @@ def test_the_quoted_figures_follow_from_the_rows():
     assert quoted("a clamp at 3 sigma, KL on Persuasion:")[:2] == pytest.approx(
         [clamp.ours, clamp.peers["rtn"]], abs=6e-4
     )
+    blocks = [
+        kl(f"{kind} blocks of 32{more}")[0].ours for kind, more in (("Q4_K", ", super-blocks of 192"), ("Q4_0", ""))
+    ]
+    assert [quoted("Q4_K blocks cost KL")[0], quoted("has no such help:")[0]] == pytest.approx(blocks, abs=6e-4)
+    eight = [
+        kl(f"{kind} per channel{more}")[0].ours
+        for kind, more in (("int8", ", RTN"), ("fp8 e4m3", ""), ("fp8 e5m2", ""))
+    ]
+    assert quoted("8 bits, KL on Persuasion:")[:3] == pytest.approx(eight, abs=6e-5)
