@@ -80,7 +80,14 @@ def test_without_a_sandbox_grading_goes_on_with_a_loud_warning_and_says_so_in_th
 
 
 @pytest.mark.parametrize(
-    "lab", ["lab1_paged_attention", "lab2_flash_attention", "lab4_cuda_graphs", "lab5_vllm_serving"]
+    "lab",
+    [
+        "lab1_paged_attention",
+        "lab2_flash_attention",
+        "lab3_int4_quantization",
+        "lab4_cuda_graphs",
+        "lab5_vllm_serving",
+    ],
 )
 def test_a_labs_checks_import_without_the_answers_that_it_ships(lab, tmp_path):
     """A mask must not take away what the visible checks need, nor what the setup cell of the notebook imports."""

@@ -1,0 +1,24 @@
+"""What quantization did to SmolLM2, as it was measured and recorded in labkit/evidence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+FILE = Path(__file__).parents[1] / "evidence" / "quant_quality.cpu.json"
+
+
+def recorded_quality(measure: str = "perplexity") -> dict[str, dict[str, tuple[float, float, float]]]:
+    """Case -> text -> (value, low, high), the interval of 95 %.
+
+    measure: "perplexity", "KL" or "top-1"; ValueError for another.
+    """
+    found: dict[str, dict[str, tuple[float, float, float]]] = {}
+    for row in json.loads(FILE.read_text(encoding="utf-8"))["rows"]:
+        case, _, rest = row["case"].rpartition(": ")
+        named, _, text = rest.partition(", ")
+        if named == measure:
+            found.setdefault(case, {})[text] = (row["ours"], *row["interval"])
+    if not found:
+        raise ValueError(f"measure must be one of perplexity, KL, top-1, and is {measure!r}")
+    return found
