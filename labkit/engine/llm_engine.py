@@ -61,7 +61,8 @@ class Engine:
         engine_config = EngineConfig(**options)
         config = ModelConfig.from_folder(folder)
         dtype = engine_config.dtype or (torch.float32 if engine_config.device == "cpu" else config.dtype)
-        weights = load_weights(folder, config, dtype, engine_config.device)
+        triton = engine_config.kernels == "triton" or (engine_config.kernels is None and engine_config.device != "cpu")
+        weights = load_weights(folder, config, dtype, engine_config.device, int4=triton and dtype != torch.float32)
         return cls(config, weights, engine_config, policy)
 
     @property

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import torch
 
 from labkit.engine.config import ModelConfig
 from labkit.engine.ops import Step, TorchOps
 from labkit.engine.weights import Weights
+from labkit.models.rope import llama3
 
 
 def rope_table(config: ModelConfig, length: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     """cos and sin of all positions: [2, length, head_dim]."""
     frequency = 1.0 / config.rope_theta ** (torch.arange(0, config.head_dim, 2).float() / config.head_dim)
     if config.rope_scaling is not None:
-        frequency = _llama3(frequency, config.rope_scaling)
+        frequency = llama3(frequency, config.rope_scaling)
     angles = torch.outer(torch.arange(length).float(), frequency).repeat(1, 2)
     return torch.stack((angles.cos(), angles.sin())).to(device, dtype)
-
-
-def _llama3(frequency: torch.Tensor, scaling: dict[str, Any]) -> torch.Tensor:
-    """Llama 3.1's stretch: long waves slowed by `factor`, short ones kept, a ramp between (arXiv 2407.21783)."""
-    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    wavelength = 2 * math.pi / frequency
-    turns = scaling["original_max_position_embeddings"] / wavelength
-    kept = ((turns - low) / (high - low)).clamp(0, 1)
-    return frequency * (kept + (1 - kept) / scaling["factor"])
 
 
 class Decoder:

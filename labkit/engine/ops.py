@@ -7,6 +7,7 @@ after each operation. Both can be captured in a graph when every sequence has on
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -66,7 +67,7 @@ class TorchOps:
         total = x if residual is None else x + residual
         return rms_norm(total, weight, self.config.rms_norm_eps), total
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def linear(self, x: torch.Tensor, weight: Any) -> torch.Tensor:
         """x @ weight.T."""
         return F.linear(x, weight)
 
@@ -74,7 +75,7 @@ class TorchOps:
         """[rows, vocab_size], summed up."""
         return F.linear(x, weight)
 
-    def gated(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def gated(self, x: torch.Tensor, weight: Any) -> torch.Tensor:
         """silu(x @ gate.T) * (x @ up.T), gate and up joined in `weight`."""
         gate, up = F.linear(x, weight).chunk(2, -1)
         return F.silu(gate) * up

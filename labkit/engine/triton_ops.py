@@ -7,10 +7,14 @@ torch.compile.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import torch.nn.functional as F
 
-from kernels import flash_attention_paged, fused, paged_attention
+from kernels import flash_attention_paged, fused, int4_parts, paged_attention
+from kernels.int4_matmul import int4_matmul
+from kernels.int4_repack import Int4Weight
 from kernels.skinny_matmul import faster_than_cublas, skinny_matmul
 from labkit.engine.config import ModelConfig
 from labkit.engine.graphs import as_launch
@@ -37,14 +41,23 @@ class TritonOps(TorchOps):
         """One launch."""
         return as_launch(lambda: fused.add_rms_norm(x, residual, weight, self.config.rms_norm_eps))
 
-    def linear(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    @functools.cached_property
+    def _int4_workspace(self) -> int4_parts.Workspace:
+        return int4_parts.Workspace.allocate(self.rope.device)
+
+    def linear(self, x: torch.Tensor, weight: torch.Tensor | Int4Weight) -> torch.Tensor:
         """One launch, in parts if it is skinny."""
+        if isinstance(weight, Int4Weight):
+            return as_launch(lambda: int4_matmul(x, weight, workspace=self._int4_workspace))
         if not faster_than_cublas(len(x), *weight.shape):
             return F.linear(x, weight)
         return as_launch(lambda: skinny_matmul(x, weight))
 
-    def gated(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def gated(self, x: torch.Tensor, weight: torch.Tensor | Int4Weight) -> torch.Tensor:
         """One launch if it is skinny, else two."""
+        if isinstance(weight, Int4Weight):
+            product = self.linear(x, weight)
+            return as_launch(lambda: fused.silu_mul(product, x.dtype))
         if not faster_than_cublas(len(x), weight.shape[0] // 2, weight.shape[1], gated=True):
             product = F.linear(x, weight)
             return as_launch(lambda: fused.silu_mul(product, x.dtype))

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from kernels.int4_repack import Int4Weight
 from labkit.engine.config import ModelConfig
+from labkit.models.tensors import open_tensors
+from labkit.quant.int4_layers import joined, read_awq
 
-Fetch = Callable[[str, tuple[int, ...]], torch.Tensor]
+Fetch = Callable[[str, tuple[int, ...]], Any]
 
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One layer. qkv and gate_up are joined along their outputs: one matrix product instead of three, or two."""
+    """One layer. qkv and gate_up are joined along their outputs: one matrix product instead of three, or two.
+
+    Matrices may be in 4 bits, as Int4Weight.
+    """
 
     input_norm: torch.Tensor
-    qkv: torch.Tensor
+    qkv: torch.Tensor | Int4Weight
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
-    output: torch.Tensor
+    output: torch.Tensor | Int4Weight
     mlp_norm: torch.Tensor
-    gate_up: torch.Tensor
-    down: torch.Tensor
+    gate_up: torch.Tensor | Int4Weight
+    down: torch.Tensor | Int4Weight
 
 
 @dataclass(frozen=True)
@@ -38,32 +44,29 @@ class Weights:
     head: torch.Tensor
 
 
-def load_weights(folder: Path | str, config: ModelConfig, dtype: torch.dtype, device: torch.device | str) -> Weights:
+def load_weights(
+    folder: Path | str, config: ModelConfig, dtype: torch.dtype, device: torch.device | str, int4: bool = False
+) -> Weights:
     """Read model.safetensors, or the files that model.safetensors.index.json names, tensor by tensor.
 
+    Linears in AutoAWQ's format are dequantized, or with `int4` left in 4 bits for our kernels; dtype: then 16 bits.
     FileNotFoundError if there are none; ValueError for a missing tensor or one of another shape than config says.
     """
-    from safetensors import safe_open
+    holder = open_tensors(folder)
 
-    folder = Path(folder)
-    index = folder / "model.safetensors.index.json"
-    if index.exists():
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    else:
-        names = ["model.safetensors"]
-    missing = [name for name in names if not (folder / name).exists()]
-    if missing:
-        raise FileNotFoundError(f"{folder} lacks {', '.join(missing)}: give the folder of a safetensors checkpoint")
-    files = [safe_open(folder / name, framework="pt") for name in names]
-    holder = {key: file for file in files for key in file.keys()}  # noqa: SIM118
-
-    def fetch(name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        if name not in holder:
+    def fetch(name: str, shape: tuple[int, ...]) -> Any:
+        tensor: Any
+        if (packed := name.removesuffix("weight") + "qweight") in holder:
+            tensor = read_awq(holder, packed.removesuffix("qweight"), device)
+        elif name in holder:
+            tensor = holder[name].get_tensor(name)
+        else:
             raise ValueError(f"{folder} holds no tensor {name}, which a {config.model_type} model needs")
-        tensor = holder[name].get_tensor(name)
         if tuple(tensor.shape) != shape:
             raise ValueError(f"{name} must be {list(shape)} by config.json, and is {list(tensor.shape)}")
-        return tensor.to(device, dtype)
+        if isinstance(tensor, torch.Tensor):
+            return tensor.to(device, dtype)
+        return tensor if int4 else tensor.dequantized().to(dtype)
 
     return _assemble(config, fetch)
 
@@ -94,17 +97,18 @@ def _layer(config: ModelConfig, fetch: Fetch, prefix: str) -> LayerWeights:
     hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
     q_size, kv_size = config.num_heads * dim, config.num_kv_heads * dim
 
-    def get(name: str, *shape: int) -> torch.Tensor:
+    def get(name: str, *shape: int) -> Any:
         return fetch(f"{prefix}{name}.weight", shape)
 
     qkv = [get(f"self_attn.{n}_proj", size, hidden) for n, size in (("q", q_size), ("k", kv_size), ("v", kv_size))]
+    norm = get("input_layernorm", hidden)
     return LayerWeights(
-        input_norm=get("input_layernorm", hidden),
-        qkv=torch.cat(qkv),
+        input_norm=norm,
+        qkv=joined(qkv, norm.dtype),
         q_norm=get("self_attn.q_norm", dim) if config.qk_norm else None,
         k_norm=get("self_attn.k_norm", dim) if config.qk_norm else None,
-        output=get("self_attn.o_proj", hidden, q_size),
+        output=joined([get("self_attn.o_proj", hidden, q_size)], norm.dtype),
         mlp_norm=get("post_attention_layernorm", hidden),
-        gate_up=torch.cat([get(f"mlp.{n}_proj", inner, hidden) for n in ("gate", "up")]),
-        down=get("mlp.down_proj", hidden, inner),
+        gate_up=joined([get(f"mlp.{n}_proj", inner, hidden) for n in ("gate", "up")], norm.dtype),
+        down=joined([get("mlp.down_proj", hidden, inner)], norm.dtype),
     )
