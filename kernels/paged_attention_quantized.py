@@ -21,7 +21,7 @@ def plan_for(head_dim: int, kind: str) -> Plan:
     if head_dim > 128:
         return Plan(block_n=32, num_warps=4, num_stages=3, ctas_per_sm=2)
     if kind == "int4":
-        return Plan(64, num_warps=1, num_stages=3, ctas_per_sm=11, combined_elements=2048, max_registers=184)
+        return Plan(64, num_warps=1, num_stages=3, ctas_per_sm=10, combined_elements=2048, max_registers=200)
     return Plan(32, num_warps=1, num_stages=3, ctas_per_sm=11, combined_elements=2048, max_registers=184)
 
 

@@ -112,10 +112,10 @@ def attend_quantized(
     dim = tl.arange(0, WIDTH)
     peak = tl.full([BLOCK_G], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_G], tl.float32)
-    token = begin + tl.arange(0, BLOCK_N)
+    token = (begin + tl.arange(0, BLOCK_N)).to(tl.uint32)  # unsigned, so that division by a block size is a shift
     block = tl.load(table_ptr + token // BLOCK_SIZE, mask=token < seq_len, other=0)  # (BLOCK_N,)
     for first in tl.range(begin, end, BLOCK_N):
-        token = first + tl.arange(0, BLOCK_N)
+        token = (first + tl.arange(0, BLOCK_N)).to(tl.uint32)
         live = token < seq_len
         offset = token % BLOCK_SIZE
         row = block.to(tl.int64) * stride_b + offset * stride_t
