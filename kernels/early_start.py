@@ -1,7 +1,7 @@
 """Launches that begin before the kernel ahead of them has ended: programmatic dependent launch, of Hopper and later.
 
 A decode step is hundreds of short kernels, and each costs a few microseconds in which memory is idle: the launch, the
-first loads, the last program's end. A kernel that starts early does what depends on nobody (planning, asking for
+first loads, the last program's end. A kernel that starts early does what depends on nobody (planning, loading norm
 weights) and then waits; it lets the next one start early in turn. CUDA programming guide, "Programmatic Dependent
 Launch"; CUDA graphs keep such edges.
 
@@ -30,15 +30,6 @@ def wait_for_previous(EARLY: tl.constexpr):
     """Go on when the kernel before this one has ended and what it wrote can be read."""
     if EARLY:
         gdc_wait()
-
-
-@triton.jit
-def prefetch_rows(row_ptr, BYTES: tl.constexpr):
-    """Ask for BYTES bytes at each pointer, to be in L2 when they are loaded. Multiples of 16, both; nothing waits."""
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; // dummy $0", "=r,l,r", [row_ptr.to(tl.int64), BYTES],
-        dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
 
 
 @functools.cache

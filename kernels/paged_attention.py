@@ -129,9 +129,13 @@ class Plan:
     max_registers: int | None = None
 
     def num_chunks(self, num_kv_heads: int, device: torch.device) -> int:
-        """Chunks that all SMs work on at once. The interpreter has two SMs here, so that it splits as well."""
-        num_sms = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
-        return max(1, num_sms * self.ctas_per_sm // num_kv_heads)
+        """Chunks that all SMs work on at once."""
+        return max(1, count_sms(device) * self.ctas_per_sm // num_kv_heads)
+
+
+def count_sms(device: torch.device) -> int:
+    """SMs of a GPU. The interpreter has two here, so that it splits sequences as well."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 2
 
 
 def plan_for(head_dim: int, element_size: int) -> Plan:

@@ -9,27 +9,40 @@ import torch
 
 from kernels import paged_attention as unquantized
 from kernels.kv_cache_quantized import QuantizedCache, require_kind
-from kernels.paged_attention import Plan, Workspace
+from kernels.paged_attention import Plan, Workspace, count_sms
 from kernels.validate import require_tensors, require_type
 
 
-def plan_for(head_dim: int, kind: str) -> Plan:
-    """The launch that suits an H200 (sm_90): programs of one warp wait for no other, and many share an SM.
+def pairs_per_sm(num_seqs: int, num_kv_heads: int, device: torch.device) -> float:
+    """(sequence, KV head) pairs for each SM: below 1, pairs are split, and combining partial results counts."""
+    return num_seqs * num_kv_heads / count_sms(device)
 
-    Registers are capped so that that many fit; the loop itself spills next to nothing.
+
+def plan_for(head_dim: int, kind: str, pairs: float) -> Plan:
+    """The launch that was fastest on an H200 (sm_90). pairs: see `pairs_per_sm`.
+
+    Programs of one warp wait for no other, and many share an SM; where registers are capped, it is so that they fit.
     """
     if head_dim > 128:
         return Plan(block_n=32, num_warps=4, num_stages=3, ctas_per_sm=2)
     if kind == "int4":
-        return Plan(64, num_warps=1, num_stages=3, ctas_per_sm=10, combined_elements=2048, max_registers=200)
-    return Plan(32, num_warps=1, num_stages=3, ctas_per_sm=11, combined_elements=2048, max_registers=184)
+        return Plan(64, num_warps=2, num_stages=3, ctas_per_sm=6, combined_elements=4096, max_registers=168)
+    if kind == "fp8" and pairs < 1:
+        return Plan(64, num_warps=2, num_stages=3, ctas_per_sm=4, combined_elements=4096, max_registers=255)
+    if kind == "int8" and pairs < 0.25:
+        return Plan(32, num_warps=1, num_stages=3, ctas_per_sm=9, combined_elements=2048, max_registers=224)
+    return Plan(32, num_warps=1, num_stages=3, ctas_per_sm=8, combined_elements=2048, max_registers=255)
 
 
 def allocate_workspace(
     kind: str, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device | str
 ) -> Workspace:
-    """A workspace for `paged_attention_quantized` over caches of this kind; see kernels.paged_attention.Workspace."""
-    return Workspace.allocate(num_heads, num_kv_heads, head_dim, dtype, device, plan_for(head_dim, kind))
+    """A workspace for `paged_attention_quantized` over caches of this kind; see kernels.paged_attention.Workspace.
+
+    It fits any number of sequences: it is made for the plan with the most chunks.
+    """
+    plan = max((plan_for(head_dim, kind, pairs) for pairs in (0, 1)), key=lambda plan: plan.ctas_per_sm)
+    return Workspace.allocate(num_heads, num_kv_heads, head_dim, dtype, device, plan)
 
 
 def paged_attention_quantized(
@@ -53,7 +66,7 @@ def paged_attention_quantized(
     unquantized.require_queries(q, cache.k.shape[2], block_table, seq_lens, out, lse)
     if q.shape[2] != cache.head_dim:
         raise ValueError(f"q: expected a head_dim of {cache.head_dim} like the cache's, got {q.shape[2]}")
+    plan = plan_for(cache.head_dim, cache.kind, pairs_per_sm(q.shape[0], cache.k.shape[2], q.device))
     return unquantized.launch(
-        q, cache.k, cache.v, block_table, seq_lens, scale, out, lse, workspace, plan_for(cache.head_dim, cache.kind),
-        cache,
+        q, cache.k, cache.v, block_table, seq_lens, scale, out, lse, workspace, plan, cache
     )  # fmt: skip

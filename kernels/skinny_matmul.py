@@ -3,8 +3,8 @@
 A tile of w has its outputs as rows and x is the narrow side of the dot, so that 16 tokens pad no tensor core's rows;
 the tiles of w are cut so that all SMs read at once. Where there are too few outputs for that, K is split into parts
 whose float32 sums the next kernel adds as it reads them (see kernels.fused): no second launch, no atomics, and the same
-bits every time. Where the GPU can, a launch starts early (kernels.early_start) and asks for its first weights while the
-kernel before it still works.
+bits every time. Where the GPU can, a launch starts while the kernel before it still works (kernels.early_start). To ask
+for weights into L2 in that time was tried and lost: at one row of the 8B shape it cost 3 % to 10 % of the step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.early_start import early_options, let_next_start, prefetch_rows, starts_early, wait_for_previous
+from kernels.early_start import early_options, let_next_start, wait_for_previous
 from kernels.validate import FLOATS, require, require_tensors, require_type
 
 MAX_ROWS = 128
@@ -30,12 +30,11 @@ def _load(ptr, mask, EVEN: tl.constexpr):
 def _skinny_matmul_kernel(
     x_ptr, w_ptr, y_ptr, m, n, k, k_part, stride_xm, stride_wn, stride_yp, stride_ym,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GATED: tl.constexpr,
-    EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, EARLY: tl.constexpr, PREFETCH: tl.constexpr,
+    EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Program (tile of outputs, part of K). Reads its share of w once, x once, and writes m * BLOCK_N sums.
 
     GATED: w holds n gate rows and n up rows; the output is silu(gate) * up. Needs all of K in one part.
-    PREFETCH: bytes of each row of w that are asked for before x is there; at most those of a part, and 0 with odd ends.
     """
     let_next_start(EARLY)
     part = tl.program_id(1)
@@ -48,10 +47,6 @@ def _skinny_matmul_kernel(
     acc = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     up = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     begin = part * k_part
-    if PREFETCH > 0:
-        prefetch_rows(w_ptr + col.to(tl.int64) * stride_wn + begin, PREFETCH)
-        if GATED:
-            prefetch_rows(w_ptr + (col + n).to(tl.int64) * stride_wn + begin, PREFETCH)
     wait_for_previous(EARLY)
     for start in tl.range(begin, tl.minimum(begin + k_part, k), BLOCK_K):
         here = (start + lane < k)[None, :]
@@ -86,8 +81,6 @@ SMS = 132
 """Of an H200, on which the plans were measured."""
 SHARED = 200 * 1024
 """Bytes of shared memory that the tiles of a program may take there."""
-PREFETCH = 1024
-"""Bytes of a row of w that an early launch asks for."""
 
 
 def faster_than_cublas(m: int, n: int, k: int, *, gated: bool = False) -> bool:
@@ -167,12 +160,9 @@ def skinny_matmul(
         return y
     k_part = triton.cdiv(triton.cdiv(k, parts), plan.block_k) * plan.block_k
     even_n, even_k = n % plan.block_n == 0, k % (plan.block_k * parts) == 0
-    aligned = w.data_ptr() % 16 == 0 and w.stride(0) * w.element_size() % 16 == 0
-    early = starts_early(x.device) and even_n and even_k and aligned
     _skinny_matmul_kernel[(triton.cdiv(n, plan.block_n), parts)](
         x, w, y, m, n, k, k_part, x.stride(0), w.stride(0), y.stride(0) if parts > 1 else 0, y.stride(-2),
         BLOCK_M=max(16, triton.next_power_of_2(m)), BLOCK_N=plan.block_n, BLOCK_K=plan.block_k, GATED=gated,
-        EVEN_N=even_n, EVEN_K=even_k, PREFETCH=min(PREFETCH, k_part * w.element_size()) if early else 0,
-        num_warps=plan.num_warps, num_stages=plan.num_stages, **early_options(x.device),
+        EVEN_N=even_n, EVEN_K=even_k, num_warps=plan.num_warps, num_stages=plan.num_stages, **early_options(x.device),
     )  # fmt: skip
     return y
