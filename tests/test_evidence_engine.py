@@ -1,5 +1,7 @@
 """What the repository says about the engine's speed follows from the recorded rows."""
 
+import ast
+
 import pytest
 
 from labkit.benchmarks import engine, evidence
@@ -60,3 +62,15 @@ def test_the_table_of_the_readme_follows_from_the_rows(rows):
 def test_the_engine_is_not_slower_than_its_floors(rows):
     assert min(found(rows, "throughput", "8B", "vllm_graph")) >= 0.8
     assert found(rows, "decode step", "0.6B", "own_eager")[0] >= 1.9
+
+
+def test_lab_4_quotes_vllms_recorded_steps(rows):
+    notebook = (evidence.FOLDER.parents[1] / "solutions/lab4_cuda_graphs/lab4_cuda_graphs.nb.py").read_text()
+    text = notebook.split("VLLM_STEP_MS = {  # decode step by batch")[1].split("\n}")[0]
+    said = ast.literal_eval("{" + text + "}")
+    found = {row.case: row.peers for row in rows}
+    for name, steps in said.items():
+        shape, how = name.removeprefix("Qwen3-").split(", ")
+        for batch, step_ms in steps.items():
+            peers = found[f"decode step: {shape}, batch {batch}, 128 + 128 tokens"]
+            assert step_ms == pytest.approx(peers[{"graphs": "vllm_graph", "eager": "vllm_eager"}[how]], rel=5e-3)

@@ -46,5 +46,6 @@ class StepCost:
 
 # vLLM 0.26 on an NVIDIA H200, Qwen3-8B's shape in bf16, prompt 128, output 128: with graphs 5.24 / 5.67 / 10.4 ms a
 # step at batch 1 / 16 / 128, without 23.5 / 25.8 / 27.8 ms. The device copies 4.3 TB/s and multiplies at 790 TFLOP/s.
-# What bytes and FLOPs do not explain of those six figures is `graph`, `eager` and `row`; they come back within 10 %.
+# What bytes and FLOPs do not explain of those six figures is `graph`, `eager` and `row`; they come back within 10 %. (A
+# later run, which is recorded in labkit/evidence, was faster: 4.9 / 4.9 / 7.3 and 20.5 / 20.8 / 26.4 ms.)
 QWEN3_8B_ON_H200 = StepCost.of(QWEN3_8B, bandwidth=4.3e12, peak=790e12, eager=19.9e-3, graph=1.5e-3, row=0.031e-3)

@@ -135,17 +135,17 @@ def launch_bound_until(launches: int, launch_s: float, weight_bytes: float, kv_b
 # count.</details>
 # <details><summary>Hint 3: the shape of the code</summary>One line for the tie, one that rounds it the right way and stops at 0.</details>
 #
-# Now a real GPU: bandwidth and vLLM's steps were measured on an NVIDIA H200 (vLLM 0.26, random weights, 128 tokens in and out). Published for an
-# eager launch are 4 to 6 us, for a graph's 2.5 us and 1 ns a node.
+# Now a real GPU: vLLM's steps were measured on an NVIDIA H200 (vLLM 0.26, 128 tokens in and out: `labkit/evidence/engine.nvidia-h200.json`).
+# Published for an eager launch are 4 to 6 us, for a graph's 2.5 us and 1 ns a node.
 
 # %% readonly="measured"
 BANDWIDTH = 4.3e12  # bytes/s
 FLOPS = 790e12  # bf16, dense, a second
 LAUNCH_S, REPLAY_S, NODE_S = 5e-6, 2.5e-6, 1e-9
 VLLM_STEP_MS = {  # decode step by batch
-    "Qwen3-8B, eager": {1: 23.5, 16: 25.8, 128: 27.8},
-    "Qwen3-8B, graphs": {1: 5.24, 16: 5.67, 128: 10.4},
-    "Qwen3-0.6B, graphs": {1: 2.51, 64: 3.94},
+    "Qwen3-8B, eager": {1: 20.5, 16: 20.8, 128: 26.4},
+    "Qwen3-8B, graphs": {1: 4.92, 16: 4.93, 128: 7.28},
+    "Qwen3-0.6B, graphs": {1: 2.04, 16: 1.68, 64: 2.53},
 }
 
 # %%
@@ -164,7 +164,7 @@ except (NameError, NotImplementedError):
     print("solve questions 1 and 2 first")
 
 # %% [markdown]
-# *Explain:* why is vLLM's eager step almost the same at batch 1 and 128? With graphs, the small model's step still takes nine times the 0.28 ms of
+# *Explain:* why does vLLM's eager step hardly grow from batch 1 to 16? With graphs, the small model's step still takes seven times the 0.28 ms of
 # its bytes: what else happens between two steps, and on which side?
 #
 # ## 3. Capture and replay
