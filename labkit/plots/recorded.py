@@ -38,8 +38,11 @@ def evidence_chart(benchmark: str, gpu: str | None = None, most: int = 24) -> Fi
 def advantages(row: dict[str, Any]) -> dict[str, float]:
     """peer -> how many times as good as that peer ours is in this row; above 1 is better, whatever the unit.
 
-    Ceilings and variants of our own that a run records beside the peers are none.
+    Ceilings and variants of our own that a run records beside the peers are none, and a share (of padded rows, say) is
+    no speed: it gives {}.
     """
+    if row["unit"].startswith("%"):
+        return {}
     peers = {name: value for name, value in row["peers"].items() if value and name in PEER_NAMES}
     return {n: row["ours"] / v if row["better"] == "higher" else v / row["ours"] for n, v in peers.items()}
 

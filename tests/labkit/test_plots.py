@@ -166,6 +166,7 @@ def test_recorded_runs_are_drawn_as_ratios_the_worst_case_on_top(evidence):
 def test_an_advantage_is_above_one_whichever_way_is_better():
     assert recorded.advantages(ROWS[0]) == {"fa3_paged": 2.0, "vllm_triton": 0.5}
     assert recorded.advantages(ROWS[1]) == {"fa3_paged": 1.5}
+    assert recorded.advantages({**ROWS[0], "unit": "% padded rows", "ours": 0.0}) == {}, "a share is no speed"
 
 
 def test_a_run_that_is_not_recorded_is_said_with_those_that_are(evidence):

@@ -35,6 +35,7 @@ def test_rows_put_fitted_sizes_beside_vllms_graphs_and_our_attention_beside_its_
     assert rows["graphs", "ms a step"].peers == {"vllm_graph": 8.5}, "an engine that died is no peer"
     assert rows["attention", "ms a step"].peers == {"vllm_triton": 12.0, "fa3": 8.5}
     assert rows["graphs", "% padded rows"].ours == pytest.approx(37.5), "eager steps pad nothing and do not count"
+    assert rows["graphs", "% steps without a graph"].ours == pytest.approx(100 / 11, abs=1e-3)
     assert rows["attention", "% tokens as fa3"].ours == 90.0
     assert rows["graphs", "tok/s"].better == "higher" and rows["graphs", "tok/s"].ours == 320.0
 
