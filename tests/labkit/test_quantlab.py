@@ -16,8 +16,8 @@ import torch
 from labkit import quantlab, quantwidget
 from labkit.models import exact_match, load_arithmetic, make_sums, plant_outliers
 from labkit.plots import quantizing
-from labkit.quant import PER_CHANNEL, Scheme, clamp_sigmas, observe_inputs, round_trip
-from labkit.quantlab import take_head
+from labkit.quant import PER_CHANNEL, Scheme, clamp_sigmas, observe_inputs, quantize, round_trip
+from labkit.quantlab import given, take_head
 
 INT4 = Scheme(4, PER_CHANNEL)
 
@@ -150,3 +150,17 @@ def test_where_the_answers_are_hidden_the_widget_says_why_there_is_no_picture(he
 def test_the_widgets_module_imports_without_any_jupyter_package():
     code = "import sys; sys.modules['ipywidgets'] = None; sys.modules['IPython'] = None; import labkit.quantwidget"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize("group_size", [-1, 0, 16])
+def test_what_later_answers_are_given_is_what_the_library_computes(group_size, symmetric):
+    weight = torch.randn(6, 32, generator=torch.Generator().manual_seed(0))
+    codes, scales, zeros = given.quantize_weight(weight, 4, group_size, symmetric)
+    rows = weight.reshape(1, -1) if group_size == 0 else weight
+    made = quantize(rows, Scheme(4, group_size or -1, symmetric=symmetric))
+    assert torch.equal(codes, made.codes.reshape(weight.shape))
+    assert torch.equal(scales.flatten(), made.scales.flatten().float())
+    assert torch.equal(zeros.flatten(), made.zeros.flatten())
+    with pytest.raises(ValueError, match="5 does not divide the 32 inputs"):
+        given.quantize_weight(weight, 4, 5)

@@ -18,8 +18,13 @@ from labkit.checks.lab3_int4_quantization.cases import (
 )
 
 REFUSED = ("torch.ao", "torch.quantization", "torch.quantize_per_tensor", "torch.quantize_per_channel")
+GIVEN = "labkit.quantlab.given"  # what later questions may use: each name from the question after it on
 affine_quantize = Question(
-    "affine_quantize", LAB, "codes, scale and zero are those of the grid that covers each row", SHIPPED, REFUSED
+    "affine_quantize",
+    LAB,
+    "codes, scale and zero are those of the grid that covers each row",
+    SHIPPED,
+    (*REFUSED, GIVEN),
 )
 
 
@@ -86,7 +91,11 @@ def _(answer) -> None:
 
 
 quantize_weight = Question(
-    "quantize_weight", LAB, "each group of a row has its own grid, and no group is left over", SHIPPED, REFUSED
+    "quantize_weight",
+    LAB,
+    "each group of a row has its own grid, and no group is left over",
+    SHIPPED,
+    (*REFUSED, f"{GIVEN}.quantize_weight"),
 )
 
 
