@@ -143,6 +143,12 @@ def _int4_matmul() -> Call:
     return Call(int4_matmul, (x, _int4_weight()), {"variant": "tl"})
 
 
+def _int4_dequantized() -> Call:
+    from kernels.int4_matmul import dequantized
+
+    return Call(dequantized, (_int4_weight(),))
+
+
 def _int4_hopper() -> Call:
     from kernels.int4_hopper import launch
 
@@ -199,6 +205,7 @@ EXAMPLES = (
         _paged_attention_quantized,
     ),
     Example("int4_matmul.int4_matmul", "16 tokens, 4,096 by 4,096, groups of 128, bf16", _int4_matmul),
+    Example("int4_matmul.dequantized", "4,096 by 4,096, groups of 128, to bf16", _int4_dequantized),
     Example("int4_hopper.launch", "16 tokens, 4,096 by 4,096, groups of 128, bf16", _int4_hopper, archs=("sm_90",)),
 )
 

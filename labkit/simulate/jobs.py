@@ -78,12 +78,12 @@ class Blocks:
             raise ValueError(f"num_blocks and block_size must be at least 1, got {num_blocks} and {block_size}")
         self.num_blocks, self.block_size = num_blocks, block_size
         self.slots = [0] * (num_blocks * block_size)
-        self._free = list(range(num_blocks))
+        self._unowned = list(range(num_blocks))
 
     @property
     def num_free(self) -> int:
         """Blocks that nobody owns."""
-        return len(self._free)
+        return len(self._unowned)
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold this many tokens."""
@@ -92,17 +92,17 @@ class Blocks:
     def grow(self, request: Sequence, num_tokens: int) -> bool:
         """Let the request own room for its first num_tokens tokens. False, and nothing changed, if too few are free."""
         missing = self.blocks_for(num_tokens) - len(request.block_table)
-        if missing > len(self._free):
+        if missing > len(self._unowned):
             return False
-        request.block_table += [self._free.pop(0) for _ in range(missing)]
+        request.block_table += [self._unowned.pop(0) for _ in range(missing)]
         return True
 
     def release(self, request: Sequence) -> None:
         """Take all blocks of a request back: none of its tokens is computed then. ValueError if one is free already."""
         for block in request.block_table:
-            if block in self._free:
+            if block in self._unowned:
                 raise ValueError(f"block {block} of request {request.id} is free already")
-            self._free.append(block)
+            self._unowned.append(block)
             self.slots[block * self.block_size : (block + 1) * self.block_size] = [0] * self.block_size
         request.block_table.clear()
         request.num_computed = 0
