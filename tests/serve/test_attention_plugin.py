@@ -26,7 +26,7 @@ def step(lengths: list[int], chunks: list[int], padded: int = 0) -> tuple:
         seq_lens=torch.cat((seq_lens, zeros)),
         block_table=torch.cat((table, torch.full((padded, table.shape[1]), 999, dtype=torch.int32))),
     )
-    query = torch.cat((q, torch.zeros(padded + 3, *q.shape[1:])))
+    query = torch.cat((q, q.new_zeros(padded + 3, *q.shape[1:])))
     return SimpleNamespace(scale=0.3), query, kv_cache, metadata, torch.full_like(query, 7.0), want
 
 
@@ -35,7 +35,7 @@ def test_decode_steps_padded_for_a_graph_give_what_unpadded_ones_give(contiguous
     impl, query, kv_cache, metadata, out, want = step([20, 5, 33], [1, 1, 1], padded=2)
     kv_cache = kv_cache.contiguous() if contiguous else kv_cache
     attention.run(attention.kernels_attention, impl, query, kv_cache, metadata, out)
-    assert torch.allclose(out[:3], want, atol=1e-5)
+    assert torch.allclose(out[:3].float(), want.float(), atol=2e-3)
     assert (out[3:5] == 0).all(), "padding attends to nothing"
     assert (out[5:] == 7).all(), "rows beyond the batch are not ours to write"
 
@@ -43,14 +43,14 @@ def test_decode_steps_padded_for_a_graph_give_what_unpadded_ones_give(contiguous
 def test_prompts_among_decode_steps_go_through_the_other_kernel():
     impl, query, kv_cache, metadata, out, want = step([20, 17, 33], [1, 17, 9])
     attention.run(attention.kernels_attention, impl, query, kv_cache, metadata, out)
-    assert torch.allclose(out[:27], want, atol=1e-5)
+    assert torch.allclose(out[:27].float(), want.float(), atol=2e-3)
 
 
 def test_a_block_table_with_rows_to_spare_is_cut():
     impl, query, kv_cache, metadata, out, want = step([20, 5], [1, 1])
     metadata.block_table = torch.cat((metadata.block_table, metadata.block_table))
     attention.run(attention.kernels_attention, impl, query, kv_cache, metadata, out)
-    assert torch.allclose(out[:2], want, atol=1e-5)
+    assert torch.allclose(out[:2].float(), want.float(), atol=2e-3)
 
 
 def test_what_another_function_returns_is_copied_out():
