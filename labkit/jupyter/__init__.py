@@ -79,6 +79,7 @@ def _wait_for_url(process: subprocess.Popen, notebook: Path) -> str:
     from jupyter_core.paths import jupyter_runtime_dir
 
     info = Path(jupyter_runtime_dir()) / f"jpserver-{process.pid}.json"
+    info.unlink(missing_ok=True)  # of a killed server that had the same number: ours is not up this soon
     deadline = time.monotonic() + START_TIMEOUT
     while process.poll() is None and time.monotonic() < deadline:
         try:

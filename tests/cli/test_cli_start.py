@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -167,3 +168,20 @@ def test_a_jupyterlab_that_ends_at_once_leaves_no_address(tmp_path, monkeypatch)
     monkeypatch.setattr(jupyter, "command", lambda *words: ["false"])
     assert jupyter.serve(tmp_path / "lab.ipynb", tmp_path, tmp_path, [], said.append) == 1
     assert said == []
+
+
+def test_the_record_of_a_killed_server_with_the_same_process_number_is_not_taken_for_ours(tmp_path, monkeypatch):
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
+    record = tmp_path / "jpserver-7.json"
+    record.write_text('{"url": "http://127.0.0.1:1/", "token": "old"}')
+    ours = '{"url": "http://127.0.0.1:2/", "token": "new"}'
+    polls = iter([None] * 3)
+
+    class Process:
+        pid = 7
+
+        def poll(self):
+            if next(polls, "written") == "written" and not record.exists():
+                record.write_text(ours)
+
+    assert jupyter._wait_for_url(Process(), Path("a.ipynb")) == "http://127.0.0.1:2/lab/tree/a.ipynb?token=new"
