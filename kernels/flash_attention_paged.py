@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from kernels.flash_attention import LN_2, LOG2_E, locate, softmax_step
+from kernels.relaunch import Relauncher
 from kernels.validate import FLOATS, require, require_caches, require_ints, require_tensors, require_type
 from kernels.variants import takes_hopper
 
@@ -122,6 +123,10 @@ def _paged_prefill_kernel(
         tl.store(lse_ptr + head.to(tl.int64) * stride_lh + query, lse, mask=live)
 
 
+HOPPER_FROM = 1024  # tokens in a batch: from here on flash_attention_paged_hopper may be faster
+_relaunch = Relauncher(_paged_prefill_kernel)
+
+
 @dataclass(frozen=True)
 class Plan:
     """How one shape is launched; any values are correct. block_m: rows (token, head) in a tile. block_n: keys."""
@@ -182,7 +187,7 @@ def paged_prefill(
 
         flash_attention_paged_hopper.launch(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, out, lse, scale)
     else:
-        _launch(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, out, lse, scale)
+        launch(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, out, lse, scale)
     return out
 
 
@@ -194,11 +199,14 @@ def _hopper(
     return hopper.unsupported(q, k_cache, v_cache), hopper.faster(q, seq_lens)
 
 
-def _launch(
+def launch(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor, seq_lens: torch.Tensor,
     cu_seqlens_q: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None, scale: float,
 ) -> None:  # fmt: skip
-    """Launch this file's kernel on arguments that are right."""
+    """Run this file's kernel on arguments that `paged_prefill` would find right. q and out may have unused rows.
+
+    For callers that know so, step after step: checking takes longer than launching.
+    """
     num_tokens, num_heads, head_dim = q.shape
     _, block_size, num_kv_heads, _ = k_cache.shape
     num_seqs = seq_lens.shape[0]
@@ -206,11 +214,13 @@ def _launch(
     plan = plan_for(head_dim, q.element_size())
     block_m = max(plan.block_m, triton.next_power_of_2(group))
     tiles = num_tokens // (block_m // group) + num_seqs
-    _paged_prefill_kernel[(tiles, num_kv_heads)](
-        q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, out, lse, num_seqs, scale * LOG2_E.value,
-        *q.stride()[:2], *k_cache.stride()[:3], *v_cache.stride()[:3], block_table.stride(0), *out.stride()[:2],
-        lse.stride(0) if lse is not None else 0, HEAD_DIM=head_dim, GROUP=group, BLOCK_SIZE=block_size,
-        BLOCK_M=block_m, BLOCK_N=plan.block_n, SAME_STRIDES=k_cache.stride() == v_cache.stride(),
+    k_strides, v_strides = k_cache.stride()[:3], v_cache.stride()[:3]
+    _relaunch(
+        (tiles, num_kv_heads, 1),
+        (q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, out, lse, num_seqs, scale * LOG2_E.value,
+         *q.stride()[:2], *k_strides, *v_strides, block_table.stride(0), *out.stride()[:2],
+         lse.stride(0) if lse is not None else 0),
+        (head_dim, group, block_size, block_m, plan.block_n, k_strides == v_strides),
         num_warps=plan.num_warps, num_stages=plan.num_stages,
     )  # fmt: skip
 

@@ -25,13 +25,10 @@ def plan_for(head_dim: int, kind: str, pairs: float) -> Plan:
     """
     if head_dim > 128:
         return Plan(block_n=32, num_warps=4, num_stages=3, ctas_per_sm=2)
-    if kind == "int4":
-        return Plan(64, num_warps=2, num_stages=3, ctas_per_sm=6, combined_elements=4096, max_registers=168)
-    if kind == "fp8" and pairs < 1:
-        return Plan(64, num_warps=2, num_stages=3, ctas_per_sm=4, combined_elements=4096, max_registers=255)
-    if kind == "int8" and pairs < 0.25:
-        return Plan(32, num_warps=1, num_stages=3, ctas_per_sm=9, combined_elements=2048, max_registers=224)
-    return Plan(32, num_warps=1, num_stages=3, ctas_per_sm=8, combined_elements=2048, max_registers=255)
+    if pairs < 0.125:  # long sequences, parted most: their partial results are many, and are combined 16 at a time
+        return Plan(64, num_warps=2, num_stages=3, ctas_per_sm=4, combined_elements=8192, max_registers=255)
+    block_n = 64 if kind == "int4" else 32
+    return Plan(block_n, num_warps=1, num_stages=3, ctas_per_sm=8, combined_elements=4096, max_registers=255)
 
 
 def allocate_workspace(

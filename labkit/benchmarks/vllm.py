@@ -32,7 +32,8 @@ GRID = (1, 2, 4, 8, 16, 32, 64, 128)
 BETWEEN = (3, 6, 12, 27, 44, 77, 100)  # batches that vLLM's own sizes pad
 LENGTH = 128  # of prompts, and of answers
 LONG = Batch(2048, (64,) * 16)  # here attention is a larger part of a step
-FITTED_SIZES = 28  # vLLM's own are 35 at this max_num_seqs
+DECODE_SIZES, MIXED_SIZES = 29, 5  # fitted; vLLM's own are 35 at this max_num_seqs, and end at twice that
+LARGEST_SIZE = 512  # tokens: a longer step keeps the GPU busy for longer than its launches take
 ENGINES = ("fa3", "vllm_triton", "ours", "fitted", "vllm_eager", "vllm_piecewise")
 """fa3 is vLLM as it comes on Hopper: FlashAttention 3, FULL_AND_PIECEWISE, its own sizes."""
 GROUPS: dict[str, tuple[ModelShape | None, tuple[str, ...]]] = {
@@ -45,21 +46,30 @@ GROUPS: dict[str, tuple[ModelShape | None, tuple[str, ...]]] = {
 """Engines that run at the same time, as many as the memory of an H200 holds."""
 
 
-def traffic() -> Counter[int]:
-    """Requests that decode together -> steps, at four loads of chat-like traffic, and once at the most requests."""
-    seen = Counter({MAX_NUM_SEQS: 1})
-    for seed, concurrency in enumerate((4, 16, 48, 100)):
+def traffic() -> tuple[Counter[int], Counter[int]]:
+    """Tokens of a step -> steps, of those that decode and of those with prompts: chat-like, at five loads.
+
+    At the last of them requests wait, so that as many run as may.
+    """
+    decode, mixed = Counter({MAX_NUM_SEQS: 1}), Counter[int]()
+    for seed, concurrency in enumerate((4, 16, 48, 100, 160)):
         trace = workload.make_requests(
             600, prompt=workload.constant(LENGTH), output=workload.lognormal(LENGTH), seed=seed,
             arrivals=workload.poisson_arrivals(concurrency),
         )  # fmt: skip
-        seen += graphs.decode_batches(trace, MAX_NUM_SEQS, steps_per_second=LENGTH)
-    return seen
+        decode += graphs.decode_batches(trace, MAX_NUM_SEQS, steps_per_second=LENGTH)
+        mixed += graphs.mixed_batches(trace, MAX_NUM_SEQS, steps_per_second=LENGTH)
+    return decode, mixed
 
 
 def fitted_sizes() -> list[int]:
-    """The sizes of the engine `fitted`."""
-    return list(graphs.fit(traffic(), graphs.Budget(FITTED_SIZES)).sizes)
+    """The sizes of the engine `fitted`: those for decode steps are captured twice, larger ones in pieces alone."""
+    decode, mixed = traffic()
+    large = {tokens: steps for tokens, steps in mixed.items() if MAX_NUM_SEQS < tokens <= LARGEST_SIZE}
+    return [
+        *graphs.fit(decode, graphs.Budget(DECODE_SIZES)).sizes,
+        *graphs.fit(large, graphs.Budget(MIXED_SIZES, graphs_per_size=1)).sizes,
+    ]
 
 
 def write_config(shape: ModelShape, folder: Path, dtype: str = "bfloat16") -> Path:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -190,24 +190,42 @@ def decode_batches(requests: Sequence[Request], max_num_seqs: int, steps_per_sec
     A request is admitted in order of arrival when fewer than `max_num_seqs` run; it decodes output_len - 1 times, since
     its prefill gives the first token. Steps take 1 / steps_per_second seconds each.
     """
+    return Counter(step.decoding for step in _serve(requests, max_num_seqs, steps_per_second) if step.decoding)
+
+
+def mixed_batches(requests: Sequence[Request], max_num_seqs: int, steps_per_second: float) -> Counter[int]:
+    """How many tokens the steps have in which prompts join those that decode: tokens -> steps.
+
+    Served as in `decode_batches`; a prompt is computed whole, in the step that admits it.
+    """
+    return Counter(step.joined for step in _serve(requests, max_num_seqs, steps_per_second) if step.joined)
+
+
+class _Step(NamedTuple):
+    """decoding: requests that decode, new ones among them. joined: tokens, if prompts are computed first; else 0."""
+
+    decoding: int
+    joined: int
+
+
+def _serve(requests: Sequence[Request], max_num_seqs: int, steps_per_second: float) -> Iterator[_Step]:
     waiting = sorted(requests, key=lambda request: request.arrival)
     left: list[int] = []
-    seen: Counter[int] = Counter()
     step, following = 0, 0
     while following < len(waiting) or left:
         now = step / steps_per_second
         if not left and waiting[following].arrival > now:
             step = int(np.ceil(waiting[following].arrival * steps_per_second))
             continue
+        others, prompts = len(left), 0
         while following < len(waiting) and len(left) < max_num_seqs and waiting[following].arrival <= now:
             left.append(waiting[following].output_len - 1)
+            prompts += waiting[following].prompt_len
             following += 1
         left = [tokens for tokens in left if tokens > 0]
-        if left:
-            seen[len(left)] += 1
-        left = [tokens - 1 for tokens in left]
+        yield _Step(len(left), prompts + others if prompts else 0)
+        left = [tokens for tokens in (tokens - 1 for tokens in left) if tokens > 0]
         step += 1
-    return seen
 
 
 def _rows_by_run(size: np.ndarray, steps: np.ndarray) -> np.ndarray:

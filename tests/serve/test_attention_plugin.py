@@ -27,7 +27,7 @@ def step(lengths: list[int], chunks: list[int], padded: int = 0) -> tuple:
         block_table=torch.cat((table, torch.full((padded, table.shape[1]), 999, dtype=torch.int32))),
     )
     query = torch.cat((q, q.new_zeros(padded + 3, *q.shape[1:])))
-    return SimpleNamespace(scale=0.3), query, kv_cache, metadata, torch.full_like(query, 7.0), want
+    return SimpleNamespace(scale=0.3, kv_cache=None), query, kv_cache, metadata, torch.full_like(query, 7.0), want
 
 
 @pytest.mark.parametrize("contiguous", [False, True], ids=["tokens first", "heads first"])

@@ -139,6 +139,13 @@ def test_a_trace_gives_the_batches_that_decode_together():
     assert graphs.decode_batches(trace, 1, steps_per_second=1.0) == Counter({1: 5})
 
 
+def test_a_prompt_joins_those_that_decode():
+    # Alone, then beside the first; and with room for one, alone again.
+    trace = [Request(0, 0.0, 8, 4), Request(1, 1.0, 9, 3)]
+    assert graphs.mixed_batches(trace, 8, steps_per_second=1.0) == Counter({8: 1, 10: 1})
+    assert graphs.mixed_batches(trace, 1, steps_per_second=1.0) == Counter({8: 1, 9: 1})
+
+
 def test_every_decode_step_of_a_trace_is_counted_once():
     trace = workload.make_requests(
         60, prompt=workload.constant(8), output=workload.geometric(20), arrivals=workload.poisson_arrivals(4.0), seed=1

@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from kernels.flash_attention_paged import paged_prefill
+from kernels import flash_attention_paged
+from kernels.flash_attention_paged import HOPPER_FROM, paged_prefill
 from kernels.paged_attention import Workspace, paged_attention
 from labkit.serve import plugins
 from labkit.serve.plugins import gate
@@ -106,19 +107,33 @@ def run(function: Attention, impl: Any, query: torch.Tensor, kv_cache: torch.Ten
     """Attention of one layer in one step, written to `out`: query and out [num_tokens, num_heads, head_dim].
 
     kv_cache: [num_blocks, num_kv_heads, block_size, 2 * head_dim], K and V side by side, in any memory order.
+
+    A step with prompts runs layer by layer between pieces of graphs, at the pace of the host. There our kernel is
+    launched without the checks that `paged_prefill` begins with, on shapes that `gate` has proved, and nothing is cut.
     """
-    tokens, table = metadata.num_actual_tokens, metadata.block_table
-    k_cache, v_cache = halves(kv_cache)
-    if table.shape[0] > metadata.seq_lens.shape[0]:  # rows for padding that this step does not have
-        table = table[: metadata.seq_lens.shape[0]]
-    arguments = (
-        query[:tokens], k_cache, v_cache, table, metadata.seq_lens, metadata.query_start_loc, impl.scale,
-    )  # fmt: skip
+    tokens, table, seq_lens = metadata.num_actual_tokens, metadata.block_table, metadata.seq_lens
+    k_cache, v_cache = views(impl, kv_cache)
+    if table.shape[0] > seq_lens.shape[0]:  # rows for padding that this step does not have
+        table = table[: seq_lens.shape[0]]
+    starts, decode = metadata.query_start_loc, metadata.max_query_len == 1
+    if function is kernels_attention and not decode and tokens < HOPPER_FROM:
+        flash_attention_paged.launch(
+            query, k_cache, v_cache, table, seq_lens, starts, out, None, impl.scale
+        )  # fmt: skip
+        return out
+    arguments = (query[:tokens], k_cache, v_cache, table, seq_lens, starts, impl.scale)
     if function is kernels_attention:
-        kernels_attention(*arguments, out=out[:tokens], decode=metadata.max_query_len == 1)
+        kernels_attention(*arguments, out=out[:tokens], decode=decode)
     else:
         out[:tokens] = function(*arguments)
     return out
+
+
+def views(impl: Any, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`halves` of a layer's cache, which is the same tensor in each step."""
+    if impl.kv_cache is not kv_cache:
+        impl.kv_cache, impl.halves = kv_cache, halves(kv_cache)
+    return impl.halves
 
 
 def halves(kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -19,6 +19,8 @@ class LabImpl(CPUAttentionBackendImpl):
 
     attention: attention.Attention | None = None
     fault: str = ""
+    kv_cache: torch.Tensor | None = None
+    halves: Any = None
 
     def do_kv_cache_update(
         self, layer: Any, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor
@@ -26,7 +28,7 @@ class LabImpl(CPUAttentionBackendImpl):
         """Write K and V side by side; the stock kernel keeps all of a block's K before its V."""
         if self.attention is None:
             return super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
-        k_cache, v_cache = attention.halves(kv_cache)
+        k_cache, v_cache = attention.views(self, kv_cache)
         block_size, tokens = k_cache.shape[1], slot_mapping.shape[0]
         real = slot_mapping >= 0
         slots = slot_mapping[real].long()

@@ -32,6 +32,7 @@ class Need:
 BUILDER = ("self", "kv_cache_spec", "layer_names", "vllm_config", "device")
 FORWARD = ("self", "layer", "query", "key", "value", "kv_cache", "attn_metadata", "output")
 UPDATE = ("self", "layer", "key", "value", "kv_cache", "slot_mapping")
+WRITE = ("key", "value", "key_cache", "value_cache", "slot_mapping", "kv_cache_dtype", "k_scale", "v_scale")
 METADATA = ("num_actual_tokens", "max_query_len", "query_start_loc", "seq_lens", "block_table", "slot_mapping")
 IMPL = (
     "scale",
@@ -69,6 +70,8 @@ NEEDS = (
     ),
     Need(f"{V1}.attention.backends.triton_attn.TritonAttentionMetadataBuilder.__init__", "attention_cuda", BUILDER),
     Need(f"{V1}.attention.backends.triton_attn.TritonAttentionImpl.forward", "attention_cuda", FORWARD),
+    Need(f"{V1}.attention.backends.triton_attn.TritonAttentionImpl.do_kv_cache_update", "attention_cuda", UPDATE),
+    Need("vllm._custom_ops.reshape_and_cache_flash", "attention_cuda", WRITE),
     Need(f"{V1}.attention.backends.triton_attn.TritonAttentionImpl", "attention_cuda", attributes=IMPL),
     Need(f"{V1}.attention.backends.triton_attn.TritonAttentionMetadata", "attention_cuda", attributes=METADATA),
     Need(f"{V1}.attention.backends.cpu_attn.CPUAttentionMetadataBuilder.__init__", "attention_cpu", BUILDER),
