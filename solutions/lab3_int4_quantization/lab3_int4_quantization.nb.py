@@ -363,10 +363,8 @@ except NotImplementedError:
 # Move the sliders, on one row of that head. *Find* a row on which the clamp at $3\sigma$ lowers both errors (26 of 64 do), and one on which it raises the output error a hundredfold.
 
 # %%
-try:
-    quantwidget.row_explorer(head, quantize_clamped)
-except ImportError:
-    print("no widgets here: the picture is below")
+quantwidget.row_explorer(head, quantize_clamped)
+
 # %%
 try:
     quantizing.row_chart(quantizing.row_view(head, 28, 4, -1, 3.0, quantize_clamped))

@@ -1,12 +1,18 @@
 """The pool widget without a browser: the slider moves the picture, and a broken allocator has one too."""
 
+import ast
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from labkit import widgets
 from labkit.block_pool import BlockPool
+from labkit.cells import read_cells
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def parts(box):
@@ -57,3 +63,14 @@ def test_where_the_shipped_pool_is_hidden_the_picture_is_empty(monkeypatch):
 def test_the_module_imports_without_any_jupyter_package():
     code = "import sys; sys.modules['ipywidgets'] = None; sys.modules['IPython'] = None; import labkit.widgets"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("notebook", sorted((ROOT / "labs").glob("lab*/*.ipynb")), ids=lambda path: path.stem)
+def test_a_widget_is_the_last_expression_of_its_cell_or_it_is_never_seen(notebook):
+    shown = hidden = 0
+    for cell in read_cells(notebook):
+        tree = ast.parse(cell.source)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Expr) and re.match(r"\w*widgets?\.\w+\(", ast.unparse(node)):
+                shown, hidden = shown + (node is tree.body[-1]), hidden + (node is not tree.body[-1])
+    assert shown and not hidden, "Jupyter shows the value of a cell's last line alone, and of none inside a try"
