@@ -133,9 +133,11 @@ def run_load(
         threads[-1].start()
     for thread in threads:
         thread.join()
-    if show:
-        print(f"> all answered after {time.perf_counter() - began:.1f} s")
     found = [r for r in records if r is not None]
+    if show:
+        failed = [r.error or "no token came" for r in found if not r.ok]
+        said = f"{len(found) - len(failed)} answered, the others not ({failed[0]})," if failed else "all answered"
+        print(f"> {said} after {time.perf_counter() - began:.1f} s")
     last = max((r.token_times[-1] for r in found if r.ok), default=time.perf_counter() - began)
     return Run(tuple(found), last)
 

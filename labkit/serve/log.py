@@ -135,5 +135,7 @@ def failure_reason(text: str) -> str:
             return sentence.format(*found.groups())
     errors = re.findall(r"^(?:\(.*?\] )?\s*(\w*(?:Error|Exception): .+)$", text, re.MULTILINE)
     root = [e for e in errors if "Engine core initialization failed" not in e]
+    if not root and "EngineDeadError" in text:
+        return "its engine was ended from outside: the system does that where memory runs out"
     lines = text.strip().splitlines()
     return (root or lines or ["its log is empty"])[-1].strip()[:400]

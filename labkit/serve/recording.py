@@ -10,11 +10,12 @@ import importlib
 import importlib.util
 import json
 import os
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from labkit.serve.launch import Launch
 from labkit.workload import Request
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent / "recorded"
 DIGITS = 4  # of a second, in a recording
+ENDING_S = 10.0  # from an engine's death to the end of its server
 
 
 @dataclass(frozen=True)
@@ -59,10 +61,15 @@ class Session:
     """Measurements on one server, each known by a name.
 
     launch: the server. recording: name of a recording of the same measurements, made with another session's `save`.
-    `live` says which of the two answers. The server runs from here to `close`, or to the end of the process.
+    `live` says which of the two answers. The server runs from here to `close`, to the next session of that recording (a
+    cell that is run again starts no second server), or to the end of the process.
     """
 
+    _running: ClassVar[dict[str, Session]] = {}
+
     def __init__(self, launch: Launch, recording: str, show: bool = True) -> None:
+        if before := self._running.pop(recording, None):
+            before.close()
         self._recording = recording
         self._kept: dict[str, Any] = {}
         self._server: Server | None = None
@@ -71,13 +78,14 @@ class Session:
             server = importlib.import_module("labkit.serve.server")
             try:
                 self._server = server.Server(launch, show=show).start()
+                self._running[recording] = self
             except server.StartFailed as failure:
                 reason = f"the server did not start: {failure}"
                 warnings.warn(reason, stacklevel=2)
         if reason:
             self._kept = read_recording(recording)
             if show:
-                print(f"No server here, since {reason}: measurements are those that were recorded.")
+                print(f"No server here ({reason}). Measurements are those that were recorded.")
 
     @property
     def live(self) -> bool:
@@ -90,9 +98,16 @@ class Session:
         return self._server.log if self._server is not None else self._kept["log"]
 
     def ask(self, name: str, what: Callable[[Client], Any]) -> Any:
-        """What `what(client)` gives, a value of JSON. KeyError where it is neither live nor recorded."""
+        """What `what(client)` gives, a value of JSON.
+
+        KeyError where it is neither live nor recorded. RuntimeError with the reason if the server has ended.
+        """
         if self._server is not None:
-            self._kept[name] = what(self._server.client())
+            try:
+                self._kept[name] = what(self._server.client())
+            except Exception as error:
+                self._refuse_if_ended(error)
+                raise
         if name not in self._kept:
             raise KeyError(f"nothing is recorded as {name!r}, and no server runs: measure it where vLLM is installed")
         return self._kept[name]
@@ -100,8 +115,11 @@ class Session:
     def load(
         self, name: str, requests: Sequence[Request], prompts: Sequence[Sequence[int]] | None = None, **options: Any
     ) -> list[Timeline]:
-        """The timelines of an open-loop load (`labkit.serve.run_load`)."""
-        return [_timeline(t) for t in self.ask(name, lambda client: _loaded(client, requests, prompts, options))]
+        """The timelines of an open-loop load (`labkit.serve.run_load`). Errors as of `ask`."""
+        found = [_timeline(t) for t in self.ask(name, lambda client: _loaded(client, requests, prompts, options))]
+        if not all(t.token_times for t in found):
+            self._refuse_if_ended(None)
+        return found
 
     def metrics(self, name: str) -> str:
         """The text of /metrics, vLLM's own lines of it."""
@@ -114,6 +132,17 @@ class Session:
         kept = {**self._kept, "log": log, "facts": facts}
         Path(path).write_text(json.dumps(kept, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
 
+    def _refuse_if_ended(self, sign: Exception | None) -> None:
+        """RuntimeError if the server has ended, or ends within a moment: `sign` may be the first of that."""
+        if self._server is None:
+            return
+        until = time.monotonic() + ENDING_S
+        while self._server.alive and time.monotonic() < until:
+            time.sleep(0.1)
+        if not self._server.alive:
+            said = importlib.import_module("labkit.serve.log").failure_reason(self._server.log)
+            raise RuntimeError(f"the server has ended ({said}): run the cell that starts it again") from sign
+
     def close(self) -> None:
         """Stop the server, if one runs. What was measured stays; LABKIT_RECORD names a folder for it."""
         if self._server is not None:
@@ -122,6 +151,8 @@ class Session:
             self._kept["log"] = self._server.log
             self._server.stop()
             self._server = None
+            if self._running.get(self._recording) is self:
+                del self._running[self._recording]
 
 
 def read_recording(name: str) -> dict[str, Any]:

@@ -110,6 +110,15 @@ def test_the_loop_is_open(client):
     assert min(r.token_times[-1] for r in run.records) > 0.09 and run.seconds < 1
 
 
+def test_a_load_of_which_a_part_fails_is_not_said_to_be_answered(client, capsys):
+    requests = [Request(0, 0.0, 4, 2), Request(1, 0.0, 1, 2)]
+    run_load(client, requests, prompts=[[7, 8, 9, 10], [0]])
+    said = capsys.readouterr().out
+    assert "1 answered, the others not (RequestRefused: 400" in said and "all answered" not in said
+    run_load(client, requests[:1])
+    assert "all answered" in capsys.readouterr().out
+
+
 def test_a_limit_of_requests_under_way_holds(client):
     run = run_load(client, [Request(i, 0.0, 4, 6) for i in range(6)], max_concurrency=2, show=False)
     spans = [(r.sent, r.token_times[-1]) for r in run.records]

@@ -79,4 +79,7 @@ def test_an_unknown_failure_gives_its_root_error():
         "ValueError: the moon is full"
     )
     assert failure_reason("Killed\n") == "Killed"
+    dead = "(APIServer pid=2) ERROR 11-30 [serving.py:500] vllm.v1.engine.exceptions.EngineDeadError: see above\n"
+    assert "ended from outside" in failure_reason(dead + "  warnings.warn('resource_tracker: There appear')\n")
+    assert failure_reason("ValueError: it fell\n" + dead) == "ValueError: it fell", "what the engine said comes first"
     assert failure_reason("") == "its log is empty"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pytest
@@ -49,6 +50,90 @@ def test_a_start_that_fails_is_said_and_answered_from_the_recording(monkeypatch)
     with pytest.warns(UserWarning, match="the port is taken"):
         session = Session(Launch("m"), "lab5_cpu", show=False)
     assert not session.live and session.load("storm", [])
+
+
+class Stub:
+    """A server that is started in no time; what its client answers is `says`."""
+
+    def __init__(self, launch, show=True, says=dict):
+        self.alive, self.log, self.says = False, "", says
+
+    def start(self):
+        self.alive = True
+        return self
+
+    def stop(self):
+        self.alive = False
+
+    def client(self):
+        return self
+
+    def get(self, path):
+        return self.says()
+
+
+@pytest.fixture
+def live(monkeypatch):
+    monkeypatch.delenv("NBGRADER_EXECUTION", raising=False)
+    monkeypatch.setattr(module, "why_not_live", lambda: "")
+    monkeypatch.setattr(module, "ENDING_S", 0.2)
+    monkeypatch.setattr("labkit.serve.server.Server", Stub)
+
+
+def begun() -> tuple[Session, Any]:
+    """A session and the stub that it runs on."""
+    session = Session(Launch("m"), "lab5_cpu")
+    return session, session._server
+
+
+def test_a_session_that_is_begun_again_stops_the_server_of_the_one_before(live):
+    first, server = begun()
+    second = Session(Launch("m"), "lab5_cpu")
+    assert not server.alive and not first.live and second.live, "two servers run for one cell that was run twice"
+    first.close()
+    third = Session(Launch("m"), "lab5_cpu")
+    assert third.live and not second.live, "closing an old session again has made the new one forgotten"
+    third.close()
+    assert not Session._running
+
+
+def test_a_server_that_has_ended_is_said_with_the_reason_and_what_to_do(live):
+    session, server = begun()
+
+    def die():
+        server.alive, server.log = False, "ValueError: the moon is full\n"
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    server.says = die
+    with pytest.raises(RuntimeError, match=r"has ended .*the moon is full.*run the cell that starts it again"):
+        session.metrics("now")
+    session.close()
+
+
+def test_an_error_of_a_server_that_runs_on_is_left_as_it_is(live):
+    session, server = begun()
+
+    def fail():
+        raise KeyError("mine")
+
+    server.says = fail
+    with pytest.raises(KeyError, match="mine"):
+        session.metrics("now")
+    session.close()
+
+
+def test_a_load_that_a_dying_server_does_not_answer_is_no_measurement(live, monkeypatch):
+    session, server = begun()
+    silent = {"id": 0, "arrival": 0.0, "sent": 0.0, "token_times": []}
+
+    def loaded(client, *rest):
+        server.alive = False
+        return [silent]
+
+    monkeypatch.setattr(module, "_loaded", loaded)
+    with pytest.raises(RuntimeError, match="has ended"):
+        session.load("steady", [])
+    session.close()
 
 
 ANSWERED = Timeline(0, 0.0, 0.1, (1.0, 1.5, 2.0), 8, 0, queue=0.3, prefill=0.4, decode=1.0)
