@@ -30,13 +30,13 @@ def predicted(predict: Predict, order: Callable[[list[Ticket], list[float], floa
 
     order(waiting, predictions, now) -> waiting in order.
     """
-    seen: dict[int, float] = {}
+    seen: dict[int, tuple[Ticket, float]] = {}
 
     def policy(waiting: list[Ticket], now: float) -> list[Ticket]:
-        new = [t for t in waiting if t.id not in seen]
+        new = [t for t in waiting if t.id not in seen or seen[t.id][0] is not t]  # another trace has the same ids
         if new:
-            seen.update(zip([t.id for t in new], predict(new), strict=True))
-        return order(waiting, [seen[t.id] for t in waiting], now)
+            seen.update((t.id, (t, value)) for t, value in zip(new, predict(new), strict=True))
+        return order(waiting, [seen[t.id][1] for t in waiting], now)
 
     return policy
 

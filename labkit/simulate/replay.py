@@ -47,7 +47,7 @@ class Server:
             raise ValueError(f"headroom must be in 0 .. 1, and is {self.headroom}")
 
 
-DEMO_SERVER = Server(num_blocks=400, max_num_seqs=6, budget=512, ladder=(1, 2, 4, 8))
+DEMO_SERVER = Server(num_blocks=400, max_num_seqs=3, budget=512, ladder=(1, 2, 4))
 """A server small enough for a picture of its steps."""
 
 

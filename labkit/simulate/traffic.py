@@ -89,11 +89,11 @@ def chat_traffic(count: int, rate: float, seed: int = 0, burst: int = 1) -> list
     return tickets
 
 
-# Twelve requests of a moment, for a picture: (seconds, prompt, max_tokens, answer, priority).
+# Twelve requests of a moment, the long ones in front, for a picture: (seconds, prompt, max_tokens, answer, priority).
 _DEMO = (
-    (0.00, 900, 1024, 40, 3), (0.00, 60, 256, 8, 1), (0.01, 90, 256, 12, 1), (0.02, 1400, 256, 6, 2),
-    (0.03, 200, 2048, 44, 3), (0.05, 40, 256, 5, 1), (0.08, 70, 512, 10, 1), (0.12, 300, 1024, 30, 3),
-    (0.20, 30, 256, 4, 1), (0.25, 1200, 256, 7, 2), (0.30, 50, 512, 9, 1), (0.35, 80, 256, 6, 1),
+    (0.00, 200, 2048, 44, 3), (0.00, 900, 1024, 40, 3), (0.00, 300, 1024, 30, 3), (0.00, 60, 256, 8, 1),
+    (0.01, 90, 256, 12, 1), (0.02, 40, 256, 5, 1), (0.03, 1200, 256, 7, 2), (0.05, 70, 512, 10, 1),
+    (0.10, 400, 2048, 36, 3), (0.14, 30, 256, 4, 1), (0.18, 50, 512, 9, 1), (0.24, 80, 256, 6, 1),
 )  # fmt: skip
 DEMO = [Ticket(i, at, prompt, cap, answer, priority) for i, (at, prompt, cap, answer, priority) in enumerate(_DEMO)]
 

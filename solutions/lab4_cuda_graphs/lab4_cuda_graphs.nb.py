@@ -164,8 +164,8 @@ except (NameError, NotImplementedError):
     print("solve questions 1 and 2 first")
 
 # %% [markdown]
-# *Explain:* why does vLLM's eager step hardly grow from batch 1 to 16? With graphs, the small model's step still takes seven times the 0.28 ms of
-# its bytes: what else happens between two steps, and on which side?
+# *Explain:* why does vLLM's eager step hardly grow from batch 1 to 16, and then do, where the kernels are far from overtaking: what does the host
+# do for each request? With graphs, the small model's step takes seven times the 0.28 ms of its bytes: what else happens between two steps?
 #
 # ## 3. Capture and replay
 #
@@ -231,7 +231,7 @@ class CapturedStep:
 # %% [markdown]
 # ## 4. Which law was broken?
 #
-# A step that works without a graph can fail in one in four ways, and only one of them says so:
+# A step that works without a graph can fail in one of four ways, and only one of them says so:
 #
 # | mistake | what the code does | what happens |
 # |---|---|---|
@@ -471,7 +471,8 @@ means = 40 + 30 * np.sin(np.linspace(0, 2 * np.pi, 24))  # the mean batch of eac
 batches = np.clip(draws.poisson(means, (4000, 24)), 1, 128)
 day = {int(batch): int(steps) for batch, steps in zip(*np.unique(batches, return_counts=True), strict=True)}
 candidates = [*range(1, 8), *range(8, 129, 8)]
-prices = dict.fromkeys(candidates, 4), dict.fromkeys(candidates, 0.3)  # MiB, s
+prices = dict.fromkeys(candidates, 4), dict.fromkeys(candidates, 0.075)  # MiB, s of vLLM's captures on an H200
+ROW_S = simulate.QWEN3_8B_ON_H200.row  # s a row, fitted to its steps
 
 
 def padded_share(ladder: Sequence[int]) -> float:
@@ -480,7 +481,7 @@ def padded_share(ladder: Sequence[int]) -> float:
 
 
 try:
-    best = {n: bucket_ladder(day, *prices, 30e-6, 4 * n) for n in range(1, 21)}  # 30 us a padded row
+    best = {n: bucket_ladder(day, *prices, ROW_S, 4 * n) for n in range(1, 21)}
     usual = {"powers of two": [1, 2, 4, 8, 16, 32, 64, 128], "every 8, as vLLM": [1, 2, 4, *range(8, 129, 8)]}
     plots.ladder_chart(
         {len(ladder): padded_share(ladder) for ladder in best.values()},
@@ -488,11 +489,15 @@ try:
     )
     plt.show()
     print("eight graphs, chosen:", best[8])
+    for name, ladder in {"eight chosen": best[8], **usual}.items():
+        rows = batches.sum() * (1 / (1 - padded_share(ladder)) - 1)
+        print(f"{name:<16} {1e6 * ROW_S * rows / batches.size:4.0f} us of padding in a step of some 5,500")
 except NotImplementedError:
     print("solve question 7 first")
 
 # %% [markdown]
-# *Explain:* the budget grows up to twenty graphs, and the line ends at twelve. Why?
+# *Explain:* the budget grows up to twenty graphs, and the line ends at twelve. Why? And with sizes fitted to its traffic, vLLM on that GPU served
+# no more than with its own (`labkit/evidence/README.md`): which of the figures here say so?
 #
 # ## 8. Warm-up, and where a first launch's time goes
 #
@@ -836,8 +841,8 @@ except Exception as error:
 # Preemption throws work away. An engine can leave part of the pool free when it **admits**, so that those who run can grow: headroom. Too little,
 # and work is done twice; too much, and requests wait beside idle memory. The article says: 80 % for the pool, 20 % for bursts.
 #
-# From here on there is a clock: `simulate.replay` plays a trace step by step, each as long as its bytes, FLOPs and launches take on one GPU
-# (`labkit/simulate/cost.py`). What counts is **goodput**: requests a second that were served within two limits, on the time to the first token
+# From here on there is a clock: `simulate.replay` plays a trace step by step, each as long as question 2 says, launches or kernels, with constants
+# fitted to vLLM's steps on an H200 (`labkit/simulate/cost.py`). What counts is **goodput**: requests a second that were served within two limits, on the time to the first token
 # and on the time for each further one.
 
 
@@ -874,12 +879,12 @@ def fit_headroom(
 # <details><summary>Hint 3: the shape of the code</summary>An inner function; a dictionary from candidate to mean; <code>min</code> with a key of
 # two parts.</details>
 #
-# Fitted on three traces, tried on three others, twelve requests a second, then with bursts of sixteen:
+# Fitted on three traces, tried on three others, for each of three kinds of traffic:
 
 # %%
 LIMITS = {"max_ttft": 2.0, "max_tpot": 0.03}  # seconds
 HEADROOMS = [0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3]
-TRAFFIC = {"steady, 12 a second": (12, 1), "steady, 14 a second": (14, 1), "bursts of 16": (12, 16)}
+TRAFFIC = {"steady, 14 a second": (14, 1), "steady, 18 a second": (18, 1), "bursts of 16": (16, 16)}
 
 
 def play_headroom(headroom: float, seed: int, rate: float, burst: int) -> simulate.Replay:
@@ -992,7 +997,7 @@ class LatencyPredictor:
 # How good is it, on a day that it has not seen? Beside it what one feature alone would give, and what a leaking model would claim.
 
 # %%
-BUSY, past, today = simulate.busy_hour(16)  # a server, yesterday's log at 16 requests a second, today's trace
+BUSY, past, today = simulate.busy_hour(22)  # a server, yesterday's log at 22 requests a second, today's trace
 try:
     predictor = LatencyPredictor()
     predictor.fit(past)
@@ -1044,7 +1049,7 @@ def aged_order(waiting: list[Ticket], seconds: list[float], now: float, patience
 #
 # ### The experiment
 #
-# One overloaded server, one trace, five policies. The oracle knows every answer's length. Throughput is counted in generated tokens.
+# One overloaded server, one trace, four policies. The oracle knows every answer's length. Throughput is counted in generated tokens.
 
 
 # %%
@@ -1073,14 +1078,14 @@ except Exception as error:
 #
 # ### Who is in which step
 #
-# Twelve requests, six places, graphs for batches of 1, 2, 4 and 8. Below the lanes: rows that a graph computed for nobody, and whether the step was a graph
+# Twelve requests, three places, graphs for batches of 1, 2 and 4. Below the lanes: rows that a graph computed for nobody, and whether the step was a graph
 # or ran eagerly, as every step with a prompt in it does. Switch the policy; the predictions are those of your network, if it works.
 
 # %%
 demo_policies = {
     "FCFS": simulate.fcfs,
     "shortest first (oracle)": simulate.shortest(simulate.known),
-    "priority, with ageing": simulate.prioritised(patience=0.5),
+    "priority, with ageing": simulate.prioritised(patience=0.05),
 }
 if predictor is not None:
     demo_policies["predicted (yours)"] = simulate.shortest(predictor.predict)
@@ -1091,7 +1096,7 @@ plots.step_timeline(simulate.replay(simulate.DEMO, simulate.DEMO_SERVER, simulat
 plt.show()
 
 # %% [markdown]
-# *Explain:* why is the first step of every request so much longer than the others?
+# *Explain:* why is every step with a prompt in it four times as long as the others, however short the prompt?
 #
 # ## 16. Bug hunt: clients that hang up
 #

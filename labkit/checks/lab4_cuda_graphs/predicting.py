@@ -21,7 +21,7 @@ BUSY = Server(max_num_seqs=32, num_blocks=2000)
 
 
 @functools.cache
-def day(seed: int, rate: float = 16, count: int = 500) -> list[Served]:
+def day(seed: int, rate: float = 22, count: int = 500) -> list[Served]:
     """What became of a day's requests, first come, first served."""
     return replay(chat_traffic(count, rate, seed), BUSY).served
 
@@ -43,13 +43,21 @@ def disguised(tickets: list[Ticket]) -> list[Ticket]:
 def seconds(predictor, tickets: list[Ticket]) -> list[float]:
     """The predictions, one for each ticket, or Failed."""
     got = predictor.predict(list(tickets))
+    want = f"a list of {len(tickets)} floats was expected for {len(tickets)} tickets"
+    require(isinstance(got, list), f"predict gave {type(got).__name__}, {want}")
+    others = sorted({type(s).__name__ for s in got} - {"float", "float64"})
     require(
-        isinstance(got, list) and len(got) == len(tickets) and all(isinstance(s, float) for s in got),
-        f"predict gave {type(got).__name__}, a list of {len(tickets)} floats was expected",
+        len(got) == len(tickets) and not others, f"predict gave a list of {len(got)} {' and '.join(others)}, {want}"
     )
     bad = [s for s in got if not (math.isfinite(s) and s > 0)]
-    require(not bad, f"predictions must be positive seconds, and one is {bad[0] if bad else 0}")
+    alone = ", asked about one ticket alone" if len(tickets) == 1 else ""
+    require(not bad, f"predictions must be positive seconds, and one is {bad[0] if bad else 0}{alone}")
     return got
+
+
+@latency_predictor.invariant("each ticket gets one positive number of seconds", stops=True)
+def _(answer) -> None:
+    seconds(fitted(answer), [s.ticket for s in day(22)][:200])
 
 
 @latency_predictor.invariant("the length of the answer is not known, and not looked at", share=3, stops=True)
@@ -183,7 +191,7 @@ def _(answer) -> None:
 
 
 # Half a second a request and one place: three requests a second are more than it can serve.
-SLOW = Server(max_num_seqs=1, num_blocks=200, budget=64, cost=StepCost(0, 0, 0, 1, 1, 0.05, 0.05, 0))
+SLOW = Server(max_num_seqs=1, num_blocks=200, budget=64, cost=StepCost(0, 0, 0, 1, 1, 0.05, 0.05, 0, 0, 0))
 
 
 @aged_order.invariant("nobody starves behind a stream of short requests", share=2)
@@ -201,7 +209,7 @@ def _(answer) -> None:
 
 @aged_order.invariant("under load the mean falls well below that of first come, first served, and throughput stays")
 def _(answer) -> None:
-    trace = chat_traffic(500, 18, seed=23)
+    trace = chat_traffic(500, 24, seed=23)
     before = replay(trace, BUSY)
     now = replay(trace, BUSY, predicted(lambda ts: [x / 80 for x in known(ts)], lambda w, s, t: answer(w, s, t, 8.0)))
     require(
