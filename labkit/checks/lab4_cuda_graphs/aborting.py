@@ -26,6 +26,10 @@ def aborted(answer, ids: set[int], fault: str) -> None:
     held = {r.id: len(r.block_table) for r in running}
     want = [r.id for r in waiting if r.id not in ids], [r.id for r in running if r.id not in ids]
     got = answer(set(ids), waiting, running, blocks)
+    require(
+        isinstance(got, list) and all(isinstance(r, Job) for r in got),
+        f"{fault}: {got!r} was returned, a list of the aborted requests was expected",
+    )
     left = [r.id for r in waiting], [r.id for r in running]
     require(left == want, f"{fault}: after aborting {sorted(ids)} waiting and running are {left}, {want} expected")
     free = 20 - sum(n for i, n in held.items() if i not in ids)
@@ -34,7 +38,7 @@ def aborted(answer, ids: set[int], fault: str) -> None:
         f"{fault}: after aborting {sorted(ids)} {blocks.num_free} of 20 blocks are free, {free} expected",
     )
     require(
-        isinstance(got, list) and sorted(r.id for r in got) == sorted(ids & set(everybody)),
+        sorted(r.id for r in got) == sorted(ids & set(everybody)),
         f"{fault}: {got!r} was returned, the aborted requests {sorted(ids & set(everybody))} were expected",
     )
 

@@ -8,7 +8,7 @@ from itertools import combinations
 import torch
 
 from labkit.checks.contract import Failed, Question, require
-from labkit.checks.lab4_cuda_graphs.cases import refused
+from labkit.checks.lab4_cuda_graphs.cases import refused, within
 
 LAB = "lab4_cuda_graphs"
 
@@ -31,8 +31,9 @@ def buffers() -> dict[str, torch.Tensor]:
     }
 
 
-BATCH = [(11, 5, [3, 9]), (12, 0, [4]), (13, 15, [6, 1, 8, 2])]
-"""(token, position, blocks) of three sequences; their slots are 9 * 4 + 1, 4 * 4 and 2 * 4 + 3."""
+BATCH = [(11, 5, [3, 9]), (12, 0, [4, 7]), (13, 15, [6, 1, 8, 2])]
+"""(token, position, blocks) of three sequences, the second with a block to spare; their slots are 9 * 4 + 1, 4 * 4 and
+2 * 4 + 3."""
 
 
 @pad_batch.invariant("the smallest bucket that holds the batch, and how many rows it pads")
@@ -40,7 +41,7 @@ def _(answer) -> None:
     for rows, want in ((1, (1, 0)), (2, (2, 0)), (3, (4, 1)), (5, (8, 3)), (8, (8, 0))):
         got = answer(buffers(), [(1, 0, [i]) for i in range(rows)], SIZES, BLOCK)
         require(
-            isinstance(got, tuple) and tuple(got) == want,
+            isinstance(got, (tuple, list)) and tuple(got) == want,
             f"{rows} rows with buckets {SIZES}: {got}, {want} expected (bucket, padded rows)",
         )
 
@@ -62,7 +63,7 @@ def _(answer) -> None:
     for name, values in want.items():
         got = held[name][:3].tolist()
         require(got == values, f"{name} of the three real rows is {got}, {values} expected")
-    got, table = held["block_table"][:3].tolist(), [[3, 9, 0, 0], [4, 0, 0, 0], [6, 1, 8, 2]]
+    got, table = held["block_table"][:3].tolist(), [[3, 9, 0, 0], [4, 7, 0, 0], [6, 1, 8, 2]]
     require(got == table, f"block_table of the three real rows is {got}, {table} expected: zeros after the last block")
 
 
@@ -127,6 +128,9 @@ def _(answer) -> None:
 bucket_ladder = Question("bucket_ladder", LAB, "no other choice of sizes within the budget takes less time")
 
 
+SEARCH_S = 20.0  # a table of half-built ladders takes a hundredth of this
+
+
 def seconds_of(ladder, histogram: dict[int, int], capture_s: dict[int, float], row_s: float) -> float:
     """Time that a ladder costs: captures, and rows computed for nobody. Failed for one that is none."""
     sizes = sorted(set(ladder))
@@ -140,10 +144,10 @@ def seconds_of(ladder, histogram: dict[int, int], capture_s: dict[int, float], r
 
 
 def instance(seed: int, sizes: int, largest: int) -> tuple[dict, dict, dict, float]:
-    """A random histogram, and prices of `sizes` candidate sizes up to `largest`."""
+    """A random histogram, and prices of `sizes` candidate sizes up to `largest`, which no batch need reach."""
     rng = random.Random(seed)
     candidates = sorted({*rng.sample(range(1, largest), sizes - 1), largest})
-    histogram = {b: rng.randint(1, 400) for b in rng.sample(range(1, largest + 1), min(largest, 3 * sizes))}
+    histogram = {b: rng.randint(1, 400) for b in rng.sample(range(1, largest - rng.choice([0, 8])), 3 * sizes)}
     memory = {s: rng.randint(2, 9) + s // 16 for s in candidates}
     capture_s = {s: round(0.1 + 0.3 * rng.random(), 3) for s in candidates}
     return histogram, memory, capture_s, rng.choice([0.0005, 0.002, 0.01])
@@ -206,7 +210,8 @@ def _optimal(ladder, best: float, histogram: dict, capture_s: dict, row_s: float
 def _(answer) -> None:
     sizes = list(range(4, 164, 4))
     histogram = dict.fromkeys(sizes, 100)
-    ladder = answer(histogram, dict.fromkeys(sizes, 1), dict.fromkeys(sizes, 0.4), 0.001, 10)
+    with within(SEARCH_S, "40 sizes have a million million subsets; are they tried one by one?"):
+        ladder = answer(histogram, dict.fromkeys(sizes, 1), dict.fromkeys(sizes, 0.4), 0.001, 10)
     # ten sizes: all equal gaps are the best there is, and 0.4 s a capture is less than what any of them saves
     best = seconds_of(list(range(16, 161, 16)), histogram, dict.fromkeys(sizes, 0.4), 0.001)
     _optimal(ladder, best, histogram, dict.fromkeys(sizes, 0.4), 0.001, 10)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -49,3 +52,25 @@ def refused(action: Callable[[], object], named: str, what: str) -> None:
             raise Failed(f"{what}: the ValueError does not name {named!r}: {error}") from None
         return
     raise Failed(f"{what} must raise ValueError, but gave {str(got)[:80]}")
+
+
+@contextlib.contextmanager
+def within(seconds: float, what: str) -> Iterator[None]:
+    """Failed with `what` if the answer runs longer than this: a search without an end would take the notebook along.
+
+    Only where an alarm can ring: in a main thread, on Unix. Elsewhere there is no limit.
+    """
+    if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+        yield
+        return
+
+    def ring(*_: object) -> None:
+        raise Failed(f"no answer within {seconds:g} s: {what}")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

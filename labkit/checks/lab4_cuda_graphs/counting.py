@@ -156,9 +156,11 @@ def _(answer) -> None:
         )
 
 
-@warm_up.invariant("no bucket is run more than twice")
+@warm_up.invariant("each bucket is run twice in a row, and not more")
 def _(answer) -> None:
     machine, _ = _warmed(answer, [16, 8, 4])
+    apart = [one for one, other in zip(machine.order[::2], machine.order[1::2], strict=False) if one != other]
+    require(not apart, f"runs in order {machine.order}: the second run of {apart[:1]} comes after another bucket's")
     often = {size: machine.order.count(size) for size in machine.order if machine.order.count(size) > 2}
     require(not often, f"start-up is waited for: runs by bucket {often}, two each are enough")
 

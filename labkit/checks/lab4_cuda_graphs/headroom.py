@@ -21,7 +21,8 @@ def run(good: int, slow_start: int, slow_tokens: int, seconds: float, first: flo
         finished = first + seconds if i == 0 else began + 10 * tpot
         output_len = 11 if i else round((finished - began) / tpot) + 1
         served.append(Served(Ticket(i, arrival, 10, 100, output_len), arrival, began, finished))
-    return served[::-1]
+    middle = len(served) // 2
+    return served[middle:] + served[:middle]  # who came first and who is done last stand anywhere
 
 
 class Plays:
@@ -61,13 +62,16 @@ def _(answer) -> None:
     )
     got, _ = chosen(answer, {0.0: [run(8, 0, 0, 10, first=50.0)], 0.1: [run(9, 0, 0, 16, first=0.0)]})
     require(got == 0.0, f"headroom {got} chosen, 0.0 expected: its trace begins at 50 s and lasts 10 s")
+    late = Served(Ticket(99, 0.0, 10, 100, 11), 0.0, 9.0, 20.0)
+    got, _ = chosen(answer, {0.0: [[*run(6, 0, 0, 10), late]], 0.1: [run(5, 0, 0, 10)]})
+    require(got == 0.1, f"headroom {got} chosen, 0.1 expected: with 0.0 a request beyond the limits ends at 20 s")
 
 
 @fit_headroom.invariant("a limit is still within the limit")
 def _(answer) -> None:
     exact = [Served(Ticket(i, 0.0, 10, 100, 11), 0.0, 1.0, 2.0) for i in range(4)]  # ttft 1.0, tpot 0.1
-    got, _ = chosen(answer, {0.0: [exact], 0.1: [exact[:3]]})
-    require(got == 0.0, f"headroom {got} chosen, 0.0 expected: a request at both limits is served within them")
+    got, _ = chosen(answer, {0.0: [exact[:3]], 0.1: [exact]})
+    require(got == 0.1, f"headroom {got} chosen, 0.1 expected: a request at both limits is served within them")
 
 
 @fit_headroom.invariant("all candidates see all traces, once each, and the mean decides")

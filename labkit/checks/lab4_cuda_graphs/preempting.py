@@ -114,7 +114,7 @@ def _(answer) -> None:
     for request, tokens in ((oldest, 8), (middle, 4), (newest, 4)):
         blocks.grow(request, tokens)
     running, waiting = [oldest, middle, newest], []  # type: list[Job], list[Job]
-    chunks = watched(answer)(running, waiting, blocks, 6, 4)
+    chunks = watched(answer)(running, waiting, blocks, 5, 4)
     got = {c.request.id: (c.start, c.length) for c in chunks}
     require(
         2 not in got and 0 in got,
@@ -122,6 +122,11 @@ def _(answer) -> None:
     )
     require(
         got.get(1, (0, 0))[1] == 0 or 1 in {j.id for j in running}, f"the plan is {got}, and request 1 does not run"
+    )
+    total = sum(length for _, length in got.values())
+    require(
+        total == 5,
+        f"the plan is {got}, {total} tokens of a budget of 5: the token that was planned for the victim is free again",
     )
 
 
@@ -149,13 +154,13 @@ def _(answer) -> None:
 
 @schedule_step.invariant("decodes first, then prompts, then who waits")
 def _(answer) -> None:
-    blocks = Blocks(40)
-    running, waiting = [job(0, 30, 8), job(1, 9, 8)], [job(2, 5), job(3, 5)]
-    for request, tokens in ((running[0], 8), (running[1], 8)):
-        blocks.grow(request, tokens)
-    got = {c.request.id: (c.start, c.length) for c in watched(answer)(running, waiting, blocks, 26, 3)}
-    want = {1: (8, 1), 0: (8, 22), 2: (0, 3)}
-    require(got == want, f"the plan is {got}, {want} expected with a budget of 26 and 3 places")
+    for budget, want in ((26, {1: (8, 1), 0: (8, 22), 2: (0, 3)}), (9, {1: (8, 1), 0: (8, 8)})):
+        blocks = Blocks(40)
+        running, waiting = [job(0, 30, 8), job(1, 9, 8)], [job(2, 5), job(3, 5)]
+        for request in running:
+            blocks.grow(request, 8)
+        got = {c.request.id: (c.start, c.length) for c in watched(answer)(running, waiting, blocks, budget, 3)}
+        require(got == want, f"the plan is {got}, {want} expected with a budget of {budget} and 3 places")
 
 
 QUESTIONS = [schedule_step]

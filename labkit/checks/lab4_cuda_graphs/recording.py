@@ -66,10 +66,10 @@ def _(answer) -> None:
     require(capture.captures == 1, f"{capture.captures} captures after three calls, 1 expected")
     require(capture.replays == 3, f"{capture.replays} replays in three calls, one each expected")
     on_gpu = device.tier() == "cuda"  # a graph's own work passes torch's dispatcher only in the simulator
-    most = 3 * (3 + 1 + (0 if on_gpu else 2 * eager))
+    most = 3 * (3 + 2 + (0 if on_gpu else 2 * (eager + 1)))  # one copy to spare: the output may have a buffer too
     require(
         every <= most,
-        f"{every} launches in three calls, at most {most} expected: three copies in, a replay, a copy out",
+        f"{every} launches in three calls, at most {most} expected: three copies in, a replay, two copies out",
     )
 
 
@@ -107,12 +107,13 @@ def _(answer) -> None:
     x, ids, table = _inputs(3)
     want = made(x, ids, table)
     capture.replays = 0
-    wrong = {
-        "0": (x[:1], ids, table),  # copy_ would repeat it for all rows
-        "1": (-x, ids.repeat(2), table),
-        "2": (-x, ids, table.double()),
-    }
-    for number, inputs in wrong.items():
+    wrong = [
+        ("0", (x[:1], ids, table)),  # copy_ would repeat it for all rows
+        ("0", (-x[None], ids, table)),  # as many elements
+        ("1", (-x, ids.repeat(2), table)),
+        ("2", (-x, ids, table.double())),
+    ]
+    for number, inputs in wrong:
         what = f"input {number} of shape {tuple(inputs[int(number)].shape)} and {inputs[int(number)].dtype}"
         refused(functools.partial(made, *inputs), number, what)
     refused(lambda: made(x, ids), "2", "a call with 2 inputs instead of 3")

@@ -145,7 +145,15 @@ def job(number: int, tokens: int, computed: int = 0) -> Job:
 
 def planned(answer, running: list[Job], waiting: list[Job], budget: int, seqs: int = 8) -> dict[int, tuple[int, int]]:
     """The plan as id -> (start, length), with what no plan may hold refused."""
+    ran, before = list(running), [(j, list(j.tokens), j.num_computed) for j in running + waiting]
     plan = [(c[0], int(c[1]), int(c[2])) for c in answer(running, waiting, budget, seqs)]
+    for request, tokens, computed in before:
+        kept = request.tokens == tokens and request.num_computed == computed
+        require(kept, f"request {request.id} has other tokens or num_computed than before: a plan computes nothing")
+    order = [j.id for j in running]
+    require(
+        running[: len(ran)] == ran, f"running is {order}, {[j.id for j in ran]} expected in front: admit to the end"
+    )
     ids = [request.id for request, _, _ in plan]
     require(len(set(ids)) == len(ids), f"requests {ids}: one has more than one chunk in a step")
     total = sum(length for _, _, length in plan)
