@@ -56,7 +56,7 @@ def row_explorer(head: Head, quantize: Quantizer, start: int = 28) -> ipywidgets
     wide = {"width": "420px"}
     row = ipywidgets.IntSlider(start, 0, len(head.weight) - 1, description="row", layout=wide, continuous_update=False)
     bits = ipywidgets.IntSlider(4, 2, 8, description="bits", layout=wide, continuous_update=False)
-    group = ipywidgets.ToggleButtons(options=GROUPS, description="group", style={"button_width": "90px"})
+    group = ipywidgets.ToggleButtons(options=GROUPS, description="group", style={"button_width": "70px"}, layout=wide)
     clamp = ipywidgets.FloatSlider(
         3.0, min=1.0, max=NO_CLAMP, step=0.5, description="clamp", layout=wide, continuous_update=False
     )

@@ -12,6 +12,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # forked graders share the cores;
 
 os.environ.setdefault("MPLBACKEND", "agg")
 
+import ast
 import functools
 import importlib
 import json
@@ -26,7 +27,7 @@ import pytest
 import labkit
 from grading import build, labrun
 from labkit import device
-from labkit.cells import dependents
+from labkit.cells import dependents, names, read_cells
 from labkit.doctor.findings import fits
 from labkit.serve.recording import why_not_live
 
@@ -141,6 +142,17 @@ def small(lab: Lab) -> None:
     assert size < NOTEBOOK_BYTES, f"{lab.path.name} has {size} bytes, {NOTEBOOK_BYTES} is the limit"
 
 
+def functions_keep_their_names(lab: Lab) -> None:
+    """A cell that is run again must find what an earlier one defined, also after the cells that follow it."""
+    cells = [cell for cell in read_cells(lab.path) if cell.source.strip()]
+    trees = [ast.parse(cell.source).body for cell in cells]
+    for tree, cell in zip(trees, cells, strict=True):
+        own = {node.name for node in tree if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        for other in cells:
+            lost = own & names(other.source)[0] if other is not cell else set()
+            assert not lost, f"the name of a function becomes something else: {lost} in\n{other.source}"
+
+
 def live(lab: Lab) -> None:
     """Every cell of the solution of a lab that has a tier with vLLM, on a server that is really started."""
     if "vllm" not in next(row["tiers"] for row in fits()["lab"] if row["slug"] == lab.lab):
@@ -168,7 +180,7 @@ def live(lab: Lab) -> None:
     assert not unsolved, f"the solution did not do what a cell asks for: {unsolved}"
 
 
-META = {f.__name__: f for f in (up_to_date, ids_equal, no_leak, no_outputs, small, live)}
+META = {f.__name__: f for f in (up_to_date, ids_equal, no_leak, no_outputs, small, functions_keep_their_names, live)}
 
 
 class Item(pytest.Item):

@@ -22,7 +22,7 @@ Quantizer = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
 
 
 def clamp_chart(sigmas: Sequence[float], weight_error: Sequence[float], output_error: Sequence[float]) -> Figure:
-    """Relative error of weights and outputs, each over the clamp, in standard deviations; tighter to the left.
+    """Squared error over squared signal of weights and of outputs, by the clamp in standard deviations.
 
     ValueError unless there are as many errors of both kinds as clamps, and at least one.
     """
@@ -45,7 +45,8 @@ def clamp_chart(sigmas: Sequence[float], weight_error: Sequence[float], output_e
 class RowView:
     """A row of weights and what became of it.
 
-    cut: those more than half a step beyond their grid. steps: the first group's grid. Errors are relative, 0 to 1.
+    cut: those more than half a step beyond their grid. steps: the first group's grid. Errors are squared, over the
+    squared signal, 0 to 1.
     """
 
     row: np.ndarray
@@ -97,5 +98,5 @@ def row_chart(view: RowView) -> Figure:
         errors = [100 * view.weight_error, 100 * view.output_error]
         bars = side.bar(["weights", "outputs"], errors, color=[colour(0), colour(5)], width=0.6)
         side.bar_label(bars, [f"{e:.2g} %" for e in errors])
-        side.set(title="Relative error", ylim=(0, max(1.2 * max(errors), 2.5)), ylabel="%")
+        side.set(title="Squared error", ylim=(0, max(1.2 * max(errors), 2.5)), ylabel="% of the squared signal")
     return made

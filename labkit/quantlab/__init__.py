@@ -2,7 +2,7 @@
 
 from labkit.quantlab.head import Head, load_head
 from labkit.quantlab.live import perplexity, smollm2
-from labkit.quantlab.recorded import recorded_quality
+from labkit.quantlab.recorded import recorded_quality, recorded_unquantized
 from labkit.quantlab.swap import fold_model, linear_inputs, linears, with_weights
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "load_head",
     "perplexity",
     "recorded_quality",
+    "recorded_unquantized",
     "smollm2",
     "with_weights",
 ]

@@ -146,7 +146,7 @@ def cache_experiment(
 
 
 @torch.no_grad()
-def shoot_out(stored_bytes: Callable[..., int], prompts: int = 200) -> dict[str, tuple[float, float, float]]:
+def shoot_out(stored_bytes: Callable[..., int], prompts: int = 300) -> dict[str, tuple[float, float, float]]:
     """{format: (bits a weight, KL in nat, share of exact answers)}: one model, one set of exercises."""
     from labkit import quant
 

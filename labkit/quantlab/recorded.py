@@ -8,6 +8,12 @@ from pathlib import Path
 FILE = Path(__file__).parents[1] / "evidence" / "quant_quality.cpu.json"
 
 
+def recorded_unquantized() -> dict[str, float]:
+    """Text -> perplexity of the model that nobody quantized."""
+    rows = json.loads(FILE.read_text(encoding="utf-8"))["rows"]
+    return {row["case"].rpartition(", ")[2]: row["peers"]["fp16"] for row in rows if ": perplexity, " in row["case"]}
+
+
 def recorded_quality(measure: str = "perplexity") -> dict[str, dict[str, tuple[float, float, float]]]:
     """Case -> text -> (value, low, high), the interval of 95 %.
 

@@ -15,7 +15,7 @@ import torch
 
 from labkit import quantlab, quantwidget
 from labkit.models import exact_match, load_arithmetic, make_sums, plant_outliers
-from labkit.plots import quantizing
+from labkit.plots import quant_errors, quantizing
 from labkit.quant import PER_CHANNEL, Scheme, clamp_sigmas, observe_inputs, quantize, round_trip
 from labkit.quantlab import given, take_head
 
@@ -92,6 +92,17 @@ def test_recorded_quality_has_every_case_for_both_texts():
     assert low < value < high and all(set(t) == {"persuasion", "devils_dictionary"} for t in found.values())
     with pytest.raises(ValueError, match="perplexity, KL, top-1"):
         quantlab.recorded_quality("BLEU")
+
+
+def test_the_unquantized_model_has_a_perplexity_for_each_text_and_below_that_of_int4():
+    plain, int4 = quantlab.recorded_unquantized(), quantlab.recorded_quality()["int4 g64, RTN"]
+    assert plain.keys() == int4.keys()
+    assert all(40 < plain[text] < int4[text][0] for text in plain)
+
+
+def test_lines_that_coincide_are_both_seen():
+    lines = quant_errors.error_chart({"weights": [0.1, 0.05], "k": [0.1, 0.05]}, (2, 3)).axes[0].get_lines()
+    assert lines[0].get_linewidth() > lines[1].get_linewidth() and lines[0].get_marker() != lines[1].get_marker()
 
 
 def test_the_row_chart_counts_what_lies_beyond_the_grid(head):

@@ -73,7 +73,10 @@ def _(answer) -> None:
 def _(answer) -> None:
     x = _made((6, 2, 64), 4, 300.0)
     _agrees(
-        answer, x, 8, "offset and scale are rounded to fp16 first, then codes are chosen, then they are used to read"
+        answer,
+        x,
+        8,
+        "offset and scale are rounded to fp16 first, then codes are chosen, from 0 to 2**bits - 1, then used to read",
     )
 
 
@@ -100,9 +103,9 @@ def controlled(norms: Sequence[float], high: float, low: float) -> list[int]:
 @bits_by_norm.invariant("the example, and norms at the thresholds")
 def _(answer) -> None:
     cases: tuple[tuple[list[float], str], ...] = (
+        ([70, 70], "the first state is 4"),
         ([10, 120, 70, 40, 70], "between the thresholds the state stays as it was"),
         ([100, 100.5, 50, 49.5, 100], "a norm that equals a threshold changes nothing"),
-        ([70, 70], "the first state is 4"),
     )
     for norms, look_at in cases:
         got, want = list(answer(norms, 100, 50)), controlled(norms, 100, 50)
@@ -116,9 +119,14 @@ def _(answer) -> None:
     norms = [60 + 50 * math.sin(n / 9) + rng.uniform(-6, 6) for n in range(200)]
     for high, low in ((80, 40), (60, 60), (104, 20)):
         got, want = list(answer(norms, high, low)), controlled(norms, high, low)
-        switches = sum(a != b for a, b in itertools.pairwise(got))
-        least = sum(a != b for a, b in itertools.pairwise(want))
-        require(got == want, f"a noisy wave, high {high}, low {low}: {switches} switches, {least} expected")
+        require(len(got) == len(want), f"{len(norms)} norms give {len(got)} entries: one for each norm was expected")
+        switches, least = (sum(a != b for a, b in itertools.pairwise(bits)) for bits in (got, want))
+        at = next((n for n, pair in enumerate(zip(got, want, strict=True)) if pair[0] != pair[1]), None)
+        require(
+            at is None,
+            f"a noisy wave, high {high}, low {low}, {switches} switches where {least} were expected: "
+            f"step {at} of norm {norms[at or 0]:.1f} is in {got[at or 0]} bits, {want[at or 0]} expected",
+        )
 
 
 @bits_by_norm.invariant("thresholds the wrong way round are refused")

@@ -96,4 +96,7 @@ def refused(action: Callable[[], object], parts: tuple[str, ...], what: str) -> 
         missing = [part for part in parts if part not in str(error)]
         require(not missing, f"{what}: the ValueError does not name {missing}: {error}")
         return
-    raise Failed(f"{what} must raise ValueError, but gave {str(got)[:80]}")
+    raise Failed(
+        f"{what} must raise ValueError, but "
+        + ("gave None" if got is None else f"was accepted, and gave a {type(got).__name__}")
+    )

@@ -69,7 +69,7 @@ def _(answer) -> None:
     same_grid(scales, zeros, grid_of(groups, 4), "rows around 6, cut at 1.5 sigma from their mean")
 
 
-@quantize_clamped.invariant("without outliers nothing is cut, and the weight is left as it was")
+@quantize_clamped.invariant("where nothing is beyond, nothing is cut; sigmas must be positive")
 def _(answer) -> None:
     weight = with_outliers(3, 96, 4)
     before = weight.clone()

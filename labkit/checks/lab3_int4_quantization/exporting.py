@@ -11,19 +11,20 @@ import torch
 
 from labkit.checks.compare import equal
 from labkit.checks.contract import Failed, Question, require
-from labkit.checks.lab3_int4_quantization.packing import LAB, SHIPPED, packed, random_codes
+from labkit.checks.lab3_int4_quantization.packing import LAB, SHIPPED, packed, random_codes, same_words
 
 awq_layout = Question("awq_layout", LAB, "a server finds each tensor by its name, in its shape and dtype", SHIPPED)
 
 CONFIG = {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": 64, "tie_word_embeddings": True}
 SIZES = {"model.layers.0.self_attn.q_proj": (64, 64), "model.layers.0.mlp.down_proj": (64, 128)}
+BIAS = "model.layers.0.self_attn.q_proj.bias"  # is no weight, and stays
 
 
 def small_model(group: int, seed: int = 0) -> tuple[dict[str, torch.Tensor], dict[str, tuple[torch.Tensor, ...]]]:
-    """(state, quantized) of a model with two linears, an embedding that its output head is tied to, and a norm."""
+    """(state, quantized) of a model: two linears, one with a bias, an embedding that its head is tied to, a norm."""
     g = torch.Generator().manual_seed(seed)
     state = {"model.embed_tokens.weight": torch.randn(96, 64, generator=g), "model.norm.weight": torch.ones(64)}
-    state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    state["lm_head.weight"], state[BIAS] = state["model.embed_tokens.weight"], torch.randn(64, generator=g)
     quantized: dict[str, tuple[torch.Tensor, ...]] = {}
     for n, (name, (outputs, inputs)) in enumerate(SIZES.items()):
         groups = 1 if group == -1 else inputs // group
@@ -58,7 +59,8 @@ def _(answer) -> None:
             for key, tensor in want.items():
                 require(f"{name}.{key}" in tensors, f"{name}.{key} is missing: a server would refuse to start")
                 look_at = f"groups of {group}: the format has inputs (or groups) first, outputs last"
-                equal(tensors[f"{name}.{key}"], tensor, f"{name}.{key}", look_at)
+                same = equal if key == "scales" else same_words
+                same(tensors[f"{name}.{key}"], tensor, f"{name}.{key}", look_at)
 
 
 @awq_layout.invariant("all else is there once, in fp16, and no quantized weight stands beside its codes")
@@ -70,9 +72,12 @@ def _(answer) -> None:
             state["lm_head.weight"] = state["lm_head.weight"] + 1
         tensors, _ = written(answer, state, config, quantized)
         parts = {f"{name}.{key}" for name in quantized for key in ("qweight", "qzeros", "scales")}
-        want = {"model.embed_tokens.weight", "model.norm.weight"} | (set() if tied else {"lm_head.weight"})
+        want = {"model.embed_tokens.weight", "model.norm.weight", BIAS} | (set() if tied else {"lm_head.weight"})
         rest = set(tensors) - parts
-        require(rest == want, f"tie_word_embeddings {tied}: besides the quantized ones there are {sorted(rest)}")
+        require(
+            rest == want,
+            f"tie_word_embeddings {tied}: besides the quantized ones there are {sorted(rest)}, {sorted(want)} expected",
+        )
         for name in want:
             equal(tensors[name], state[name].half(), name)
 
@@ -88,7 +93,9 @@ def _(answer) -> None:
         got = settings.get("quantization_config")
         require(got == want, f"quantization_config is {got}, {want} expected: a server reads the groups by it")
         kept = {**CONFIG, "dtype": "float16", "quantization_config": want}
-        require(settings == kept, f"config.json has {sorted(settings)}: the old entries, dtype and quantization_config")
+        for key in sorted(kept.keys() | settings.keys()):
+            found, entry = settings.get(key, "nothing"), kept.get(key, "nothing")
+            require(found == entry, f"config.json: for {key} there is {found!r}, {entry!r} expected")
         require(before == CONFIG, "the configuration that was given was changed")
 
 

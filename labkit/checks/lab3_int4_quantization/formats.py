@@ -33,7 +33,7 @@ LOOK_AT = {
 def _agrees(answer, *case) -> None:
     got, want = answer(*case), expected(*case)
     require(got == want, f"{case[2]}, {case[0]} x {case[1]}: {got} bytes, {want} expected: {LOOK_AT[case[2]]}")
-    require(isinstance(got, int), f"{case[2]}: {got!r} is no whole number of bytes")
+    require(isinstance(got, int), f"{case[2]}: {got!r} is a {type(got).__name__}, and bytes are an int")
 
 
 @stored_bytes.invariant("fp16 and FP8")

@@ -40,11 +40,27 @@ def awq_tensors(rows: int, columns: int, group: int, seed: int) -> tuple[torch.T
     return packed(codes), packed(zeros), scales, (codes.cpu().double() - zero) * scale
 
 
+def same_words(got: object, want: torch.Tensor, what: str, look_at: str = "") -> None:
+    """`equal`, but a word that differs is shown in hexadecimal: a digit is a nibble."""
+    prefix = f"{look_at}: " if look_at else ""
+    if isinstance(got, torch.Tensor) and (got.shape, got.dtype) == (want.shape, torch.int32):
+        mine, words = got.cpu(), want.cpu()
+        wrong = mine != words
+        if wrong.any():
+            at = tuple(wrong.nonzero()[0].tolist())
+            shown = [f"0x{int(t[at]) % 2**32:08x}" for t in (mine, words)]
+            raise Failed(
+                f"{prefix}{what}{list(at)} is {shown[0]}, {shown[1]} was expected; {int(wrong.sum())} of"
+                f" {wrong.numel()} words are wrong"
+            )
+    equal(got, want, what)
+
+
 @pack_awq.invariant("the eight of the example")
 def _(answer) -> None:
     got = answer(torch.arange(8, dtype=torch.uint8, device=device.name())[None])
     want = torch.tensor([[0x75316420]], dtype=torch.int32)
-    equal(got, want, "the word of the codes 0 to 7", "is nibble i the code AWQ_ORDER[i] of the eight?")
+    same_words(got, want, "the word of the codes 0 to 7, words", "is nibble i the code AWQ_ORDER[i] of the eight?")
 
 
 @pack_awq.invariant("random codes below 8, several words a row")
@@ -52,7 +68,7 @@ def _(answer) -> None:
     for rows, columns in ((1, 8), (5, 64), (3, 24), (7, 8)):
         codes = random_codes(rows, columns, rows, top=8)
         look_at = f"codes of [{rows}, {columns}]: is nibble i the code AWQ_ORDER[i] of its eight?"
-        equal(answer(codes), packed(codes), "words", look_at)
+        same_words(answer(codes), packed(codes), "words", look_at)
 
 
 @pack_awq.invariant("codes of 8 and more in the highest nibble")
@@ -60,13 +76,13 @@ def _(answer) -> None:
     for seed in (1, 2):
         codes = random_codes(4, 32, seed, top=8)
         codes[:, 7::8] += 8  # the last of eight columns lies in the highest nibble
-        equal(answer(codes), packed(codes), "words", "the highest nibble is 8 or more, so the int32 is negative")
+        same_words(answer(codes), packed(codes), "words", "the highest nibble is 8 or more, so the int32 is negative")
 
 
 @pack_awq.invariant("a transposed view, and no rows at all")
 def _(answer) -> None:
     codes = random_codes(16, 6, 5).T
-    equal(answer(codes), packed(codes.contiguous()), "words of a transposed view", "codes need not be contiguous")
+    same_words(answer(codes), packed(codes.contiguous()), "words of a transposed view", "codes need not be contiguous")
     equal(answer(codes[:0]), torch.empty(0, 2, dtype=torch.int32), "words of no rows")
 
 
