@@ -28,24 +28,30 @@ def run(notebook: Path, release: Path | None, questions: list[str] | None, timeo
 
 
 def show(report: Report) -> None:
-    """Print the table, and what the checks said of all unfinished questions; of a passed one only if it was alone."""
+    """Print the table, and what the checks said of wrong answers; of others only where one question was asked for."""
     console = Console(highlight=False)
     console.print(f"{report.notebook}  (proved on: {report.tier})", markup=False, soft_wrap=True)
     table = Table("question", "result", "points", "at grading")
     for v in report.verdicts:
         style = STYLES[v.status]
-        table.add_row(v.question, f"[{style}]{v.status}[/]", f"{v.earned:g} of {v.possible:g}", f"+ {v.hidden:g}")
+        table.add_row(
+            v.question, f"[{style}]{v.status}[/]", f"{_points(v.earned)} of {v.possible:g}", f"+ {v.hidden:g}"
+        )
     table.add_section()
     earned, possible, hidden = (sum(getattr(v, f) for v in report.verdicts) for f in ("earned", "possible", "hidden"))
-    table.add_row("total", "", f"{earned:g} of {possible:g}", f"+ {hidden:g}")
+    table.add_row("total", "", f"{_points(earned)} of {possible:g}", f"+ {hidden:g}")
     console.print(table)
     missing = [v.question for v in report.verdicts if v.status == "missing"]
     if missing:
         console.print(f"\nno cell in the notebook, copy it from a newer release: {', '.join(missing)}", soft_wrap=True)
     for v in report.verdicts:
-        if v.status in ("partial", "failed", "not solved") or len(report.verdicts) == 1:
+        if v.status in ("partial", "failed") or len(report.verdicts) == 1:
             console.print(f"\n{v.question}: {v.status}", style="bold", markup=False)
             console.print(v.said, markup=False, soft_wrap=True)
+
+
+def _points(earned: float) -> str:
+    return f"{round(earned, 2):g}"
 
 
 def as_json(report: Report) -> str:

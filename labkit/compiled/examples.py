@@ -215,7 +215,6 @@ def examples_of(name: str) -> tuple[Example, ...]:
     found = tuple(e for e in EXAMPLES if name in (e.module, e.name))
     if not found:
         modules = dict.fromkeys(e.module for e in EXAMPLES)
-        raise ValueError(
-            f"no kernel {name!r}; there are: {', '.join(modules)}, and {', '.join(e.name for e in EXAMPLES)}"
-        )
+        functions = dict.fromkeys(e.name for e in EXAMPLES)  # one has two examples
+        raise ValueError(f"no kernel {name!r}; there are: {', '.join(modules)}, and {', '.join(functions)}")
     return found

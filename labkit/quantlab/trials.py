@@ -78,8 +78,8 @@ def formats(
         Trial("a cache of int4 and int6, switched by its norm, improves coherence by 22 %",
               "KL against static int4, and a coin with as many bits",
               "22 % less KL than int4, and than the coin's: from the norm and not from the bits",
-              f"{1 - by_norm[1] / four[1]:.0%} less than int4, for {by_norm[0] - four[0]:.2f} bits more; a coin with "
-              f"these bits {1 - coin[1] / four[1]:.0%}", by_norm[1] <= 0.78 * min(four[1], coin[1])),
+              f"{1 - by_norm[1] / four[1]:.0%} less than int4, for {by_norm[0] - four[0]:.2f} bits more; by a coin "
+              f"{1 - coin[1] / four[1]:.0%} less", by_norm[1] <= 0.78 * min(four[1], coin[1])),
         Trial("100 steps of LoRA cannot bring an int4 model back", "exact answers, before and after",
               "less than half of the loss made good", f"{start:.1%}, then {end:.1%}", end < (1 + start) / 2),
         Trial("values overflow in E4M3", "N(0, 1000), with a scale as every engine has one", "an error above 10 %",

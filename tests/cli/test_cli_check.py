@@ -31,6 +31,9 @@ def test_an_untouched_notebook_is_not_solved(camp):
     result = camp.run("check", "lab1", "--json")
     assert result.exit_code == 1
     assert {v["status"] for v in verdicts(result).values()} == {"not solved"}
+    shown = camp.run("check", "lab1").stdout
+    assert "not solved" in shown and "NotImplementedError" not in shown, "the table says it, once"
+    assert "NotImplementedError" in camp.run("check", "lab1", "--question", "double").stdout
 
 
 def test_a_half_right_answer_says_what_is_wrong_and_where(camp):

@@ -77,6 +77,10 @@ def test_what_inspect_cannot_do_is_one_line(words, said):
     one_line(run("inspect", *words), said)
 
 
+def test_a_function_with_two_examples_is_named_once():
+    assert run("inspect", "softmax").output.count("skinny_matmul.skinny_matmul") == 1
+
+
 def test_a_kernel_that_does_not_compile_is_one_line(monkeypatch):
     def fail(kind, *arguments, timeout):
         raise RuntimeError("nothing fits (at `tl.dot(q, k)`)")
