@@ -233,7 +233,7 @@ def plan_for(m: int, n: int, k: int, num_sms: int = 132) -> Plan:
     if m > 128:
         return _fewest_waves(m, n, num_sms)
     if 2 * triton.cdiv(n, ROWS.value) <= num_sms:
-        return Plan(64, parts=1, blocks=4, stages=3, ctas_per_sm=3, parting=16)
+        return Plan(64, parts=1, blocks=4, stages=3, parting=16)
     tiles_n = triton.cdiv(n, 2 * ROWS.value)
     if tiles_n >= num_sms:  # no tile is parted
         return Plan(128, parts=2, blocks=4, stages=2, parting=16)

@@ -32,18 +32,18 @@ GRID = (1, 2, 4, 8, 16, 32, 64, 128)
 BETWEEN = (3, 6, 12, 27, 44, 77, 100)  # batches that vLLM's own sizes pad
 LENGTH = 128  # of prompts, and of answers
 LONG = Batch(2048, (64,) * 16)  # here attention is a larger part of a step
-DECODE_SIZES, MIXED_SIZES = 29, 5  # fitted; vLLM's own are 35 at this max_num_seqs, and end at twice that
+DECODE_SIZES, MIXED_SIZES = 27, 5  # fitted; vLLM's own are 35 at this max_num_seqs, and end at twice that
 LARGEST_SIZE = 512  # tokens: a longer step keeps the GPU busy for longer than its launches take
-ENGINES = ("fa3", "vllm_triton", "ours", "fitted", "vllm_eager", "vllm_piecewise")
-"""fa3 is vLLM as it comes on Hopper: FlashAttention 3, FULL_AND_PIECEWISE, its own sizes."""
 GROUPS: dict[str, tuple[ModelShape | None, tuple[str, ...]]] = {
     "8b": (models.QWEN3_8B, ("fa3", "fitted", "vllm_triton", "ours")),
     "8b-modes": (models.QWEN3_8B, ("vllm_eager", "vllm_piecewise")),
-    "0.6b": (models.QWEN3_0_6B, ENGINES),
+    "0.6b": (models.QWEN3_0_6B, ("fa3", "fitted", "vllm_triton", "ours")),
+    "0.6b-modes": (models.QWEN3_0_6B, ("vllm_eager", "vllm_piecewise")),
     "factorial": (models.QWEN3_8B, ("neither", "graphs", "caching", "both")),
     "tokens": (None, ("fa3", "vllm_triton", "ours")),  # the trained arithmetic model: random weights give flat logits
 }
-"""Engines that run at the same time, as many as the memory of an H200 holds."""
+"""Engines that run at the same time, as many as the memory of an H200 holds. fa3 is vLLM as it comes on Hopper:
+FlashAttention 3, FULL_AND_PIECEWISE, its own sizes."""
 
 
 def traffic() -> tuple[Counter[int], Counter[int]]:
@@ -63,12 +63,17 @@ def traffic() -> tuple[Counter[int], Counter[int]]:
 
 
 def fitted_sizes() -> list[int]:
-    """The sizes of the engine `fitted`: those for decode steps are captured twice, larger ones in pieces alone."""
+    """The sizes of the engine `fitted`: those for decode steps are captured twice, larger ones in pieces alone.
+
+    Powers of two, and prompts that arrive together, are kept: traffic has them seldom, benchmarks always.
+    """
     decode, mixed = traffic()
     large = {tokens: steps for tokens, steps in mixed.items() if MAX_NUM_SEQS < tokens <= LARGEST_SIZE}
     return [
-        *graphs.fit(decode, graphs.Budget(DECODE_SIZES)).sizes,
-        *graphs.fit(large, graphs.Budget(MIXED_SIZES, graphs_per_size=1)).sizes,
+        *graphs.fit(decode, graphs.Budget(DECODE_SIZES), keep=GRID).sizes,
+        *graphs.fit(
+            large, graphs.Budget(MIXED_SIZES, graphs_per_size=1), keep=(2 * LENGTH, 3 * LENGTH, 4 * LENGTH)
+        ).sizes,
     ]
 
 

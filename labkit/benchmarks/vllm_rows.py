@@ -8,8 +8,8 @@ from typing import Any
 
 from labkit.benchmarks.evidence import Row, geometric_mean, ratios
 
-NAMES = {"8b": "Qwen3-8B", "8b-modes": "Qwen3-8B", "0.6b": "Qwen3-0.6B", "tokens": "arithmetic model",
-         "factorial": "Qwen3-8B"}  # fmt: skip
+NAMES = {"8b": "Qwen3-8B", "8b-modes": "Qwen3-8B", "0.6b": "Qwen3-0.6B", "0.6b-modes": "Qwen3-0.6B",
+         "tokens": "arithmetic model", "factorial": "Qwen3-8B"}  # fmt: skip
 VARIANTS: dict[str, tuple[str, dict[str, str]]] = {
     "graphs": ("fitted", {"vllm_graph": "fa3", "vllm_piecewise": "vllm_piecewise", "vllm_eager": "vllm_eager"}),
     "attention": ("ours", {"vllm_triton": "vllm_triton", "fa3": "fa3"}),

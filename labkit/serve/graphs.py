@@ -140,35 +140,44 @@ class Fit:
     padded: float
 
 
-def fit(batches: Mapping[int, int], budget: Budget, *, most_padded: float | None = None) -> Fit:
+def fit(
+    batches: Mapping[int, int], budget: Budget, *, keep: Iterable[int] = (), most_padded: float | None = None
+) -> Fit:
     """The capture sizes that waste the fewest rows on this traffic.
 
-    batches: tokens in a step -> how many steps had so many; every batch is served by a graph, so the largest one is a
-    size. budget: what capturing may cost. most_padded: as few sizes as keep the padded share at or under this, if the
-    budget allows it; None for the least padding that the budget buys.
+    batches: tokens in a step -> how many steps had so many; each is served by a graph, the largest one as well.
+    budget: what capturing may cost. keep: sizes to have in any case, for batches that are rare in this traffic and
+    shall not be padded all the same. most_padded: as few sizes as keep the padded share at or under this, if the budget
+    allows it; None for the least padding that the budget buys.
 
     The best k sizes follow from the best k - 1 (dynamic programming over the distinct batches, each of which either is
-    a size or is padded to the next one). Raises ValueError for empty traffic, a batch or a count under 1, or a budget
-    that buys no graph.
+    a size or is padded to the next one). Raises ValueError for empty traffic, a batch, a size or a count under 1, or a
+    budget that buys fewer sizes than these need.
     """
     if not batches or min(batches) < 1 or min(batches.values()) < 1:
         raise ValueError("batches: expected tokens -> steps, at least one entry, all of them at least 1")
-    most = min(budget.most_sizes, len(batches))
-    if most < 1:
-        raise ValueError("budget: buys not one graph; allow more sizes, memory or seconds")
+    kept = _checked_sizes(keep, "keep")
+    steps = {**dict.fromkeys(kept, 0), **batches}
+    least = len({*kept, max(steps)})
+    most = min(budget.most_sizes, len(steps))
+    if most < least:
+        raise ValueError(f"budget: buys {most} sizes, and {least} are needed; allow more sizes, memory or seconds")
     found = None
-    for sizes in _best_sizes(batches, most):
-        found = Fit(sizes, padded_share(batches, sizes))
-        if most_padded is not None and found.padded <= most_padded:
-            break
+    for sizes in _best_sizes(steps, kept, most):
+        if len(sizes) >= least:
+            found = Fit(sizes, padded_share(batches, sizes))
+            if most_padded is not None and found.padded <= most_padded:
+                break
     assert found is not None
     return found
 
 
-def _best_sizes(batches: Mapping[int, int], most: int) -> Iterator[tuple[int, ...]]:
-    """The sizes that compute the fewest rows, if there may be 1, 2, ... `most` of them."""
+def _best_sizes(batches: Mapping[int, int], kept: Sequence[int], most: int) -> Iterator[tuple[int, ...]]:
+    """The sizes that compute the fewest rows, if there may be 1, 2, ... `most` of them. Fewer than kept ones: any."""
     size = np.array(sorted(batches), dtype=np.int64)
-    rows = _rows_by_run(size, np.array([batches[int(s)] for s in size], dtype=np.int64))
+    rows = _rows_by_run(size, np.array([batches[int(s)] for s in size], dtype=np.int64)).astype(float)
+    for n in np.flatnonzero(np.isin(size, kept)):
+        rows[: n + 1, n + 1 :] = np.inf  # a kept size is padded to no other
     best = rows[0]  # [j]: rows computed for the batches up to j, with j the last size
     before_last: list[np.ndarray] = []
     for _ in range(most):
@@ -241,8 +250,8 @@ def _padded_share(steps: Mapping[int, int], rows: Mapping[int, int]) -> float:
     return 1 - used / computed if computed else 0.0
 
 
-def _checked_sizes(sizes: Iterable[int]) -> tuple[int, ...]:
+def _checked_sizes(sizes: Iterable[int], name: str = "sizes") -> tuple[int, ...]:
     listed = sorted({int(size) for size in sizes})
     if listed and listed[0] < 1:
-        raise ValueError(f"sizes: must be at least 1 token each, and one is {listed[0]}")
+        raise ValueError(f"{name}: must be at least 1 token each, and one is {listed[0]}")
     return tuple(listed)

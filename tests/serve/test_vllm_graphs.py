@@ -124,6 +124,21 @@ def test_bad_traffic_and_empty_budgets_are_refused_by_name(batches, budget, name
         graphs.fit(batches, budget)
 
 
+def test_kept_sizes_are_there_and_the_others_are_the_best_beside_them():
+    batches = {n: 1 + (7 * n) % 5 for n in (1, 2, 3, 5, 6, 8, 9)}
+    for keep in ((4,), (2, 6), (3, 12)):
+        for most in range(len({*keep, 9} if max(keep) < 9 else keep), 7):
+            found = graphs.fit(batches, Budget(most), keep=keep)
+            assert set(keep) <= set(found.sizes) and len(found.sizes) <= most
+            free = itertools.combinations({*batches, *keep}, min(most, len({*batches, *keep})))
+            tried = [sorted(sizes) for sizes in free if {*keep} <= {*sizes} and max(sizes) >= 9]
+            assert found.padded == min(graphs.padded_share(batches, sizes) for sizes in tried)
+    with pytest.raises(ValueError, match="budget: buys 2 sizes, and 3 are needed"):
+        graphs.fit(batches, Budget(2), keep=(2, 6))
+    with pytest.raises(ValueError, match="keep"):
+        graphs.fit(batches, Budget(5), keep=(0,))
+
+
 @pytest.mark.parametrize(
     ("mode", "sizes", "named"), [("BOTH", [1], "mode"), ("FULL", [0], "sizes"), ("FULL", [], "sizes")]
 )
