@@ -34,8 +34,13 @@ MARK = re.compile(r"^\s*# blackbox: (\w+):(\w+)\s*$", re.MULTILINE)
 # Runs in the student's process, enclosed. The driver sees a copy of the notebook's names, without those that hide a
 # built-in one, so that it overwrites nothing and a scratch variable called `list` does not end it.
 SNIPPET = """
-import base64, builtins, io, json, sys
+import __future__, base64, builtins, io, json, sys
 import numpy
+
+if "torch" in sys.modules:
+    from labkit.checks.neutral import neutral
+else:
+    from contextlib import nullcontext as neutral
 
 def unpack(payload):
     arrays = numpy.load(io.BytesIO(base64.b64decode(payload)), allow_pickle=False)
@@ -55,8 +60,9 @@ names = {n: v for n, v in notebook.items() if n not in vars(builtins)}
 names.update(__name__="__main__", __builtins__=builtins)
 if "labkit" in sys.modules:
     names["labkit"] = sys.modules["labkit"]
-exec(compile(DRIVER, "<driver>", "exec", 0, True), names)
-line = NONCE + pack(eval(FUNCTION, names)(*unpack(PAYLOAD)))
+exec(compile(DRIVER, "<driver>", "exec", __future__.annotations.compiler_flag, True), names)
+with neutral():
+    line = NONCE + pack(eval(FUNCTION, names)(*unpack(PAYLOAD)))
 print("\\n" + line)
 """
 

@@ -16,7 +16,7 @@ from grading.session import Session
 SECONDS = 60.0
 
 PROBE = """
-import hashlib, sys, types
+import hashlib, importlib, sys, types
 import labkit.checks, labkit.meter
 
 def note(name, value):
@@ -29,10 +29,11 @@ def note(name, value):
     elif isinstance(value, (int, float, str, tuple)) and not name.rpartition(".")[2].startswith("_"):
         seen.append((name, repr(value)))
 
-seen = [(q.id, [(i.name, i.share, id(i.run)) for i in q.invariants]) for q in labkit.checks.questions_of(LAB)]
+questions = labkit.checks.questions_of(LAB) if LAB else []
+seen = [(q.id, [(i.name, i.share, id(i.run)) for i in q.invariants]) for q in questions]
 modules = MODULES or sorted(m for m in sys.modules if m.split(".")[0] == "labkit")
 for module in modules:
-    note(module, sys.modules[module])
+    note(module, importlib.import_module(module))
     for name, value in sorted(vars(sys.modules[module]).items()):
         if sys.modules.get(f"{module}.{name}") is value:
             continue  # a module of ours that was imported since is no change
@@ -45,23 +46,26 @@ print("\\n" + NONCE, hashlib.sha256(repr(seen).encode()).hexdigest(), *modules)
 
 
 class Canary:
-    """Remembers what a fresh kernel said. One per kernel."""
+    """Remembers what a fresh kernel said. One per kernel.
 
-    def __init__(self, session: Session, lab: str):
+    lab: whose questions are looked at too, or "". modules: of labkit, to look at; else those that the questions import.
+    """
+
+    def __init__(self, session: Session, lab: str, modules: list[str] | None = None):
         self._session, self._lab = session, lab
-        self._modules: list[str] = []  # those that were there before the student's first cell
+        self.modules = modules or []
         self._fresh = self._ask()
         if not self._fresh:
             raise RuntimeError("the canary does not work in a fresh kernel")
 
     def _ask(self) -> str:
         nonce = secrets.token_hex(8)
-        source = f"NONCE, LAB, MODULES = {nonce!r}, {self._lab!r}, {self._modules!r}\n{PROBE}"
+        source = f"NONCE, LAB, MODULES = {nonce!r}, {self._lab!r}, {self.modules!r}\n{PROBE}"
         text, error = self._session.execute(f"{enclosed(source)}\nassert 0 == 1, {nonce!r}", SECONDS)
         said = text.rpartition("\n" + nonce)[2].split()
         if error != f"AssertionError: {nonce}" or len(said) < 2:
             return ""
-        self._modules = said[1:]
+        self.modules = said[1:]
         return said[0]
 
     def trouble(self) -> str:

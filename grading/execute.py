@@ -39,7 +39,11 @@ class SafeExecute(NbGraderPreprocessor):
         with tempfile.TemporaryDirectory(prefix="camp-") as folder:
             camp = Path(self.camp) if self.camp else camp_copy(course, lab, Path(folder))
             clock = Clock(self.cell_seconds, self.longest_cell_seconds, self.notebook_seconds)
-            run = NotebookRun(nb.cells, lab, lambda: Session(lambda r: self._box(course, lab, camp, r)), clock, release)
+
+            def start(with_checks: bool) -> Session:
+                return Session(lambda runtime: self._box(course, lab, camp, runtime, with_checks))
+
+            run = NotebookRun(nb.cells, lab, start, clock, release)
             report = run.run()
         report.repairs, report.sandbox = list(repairs), "bwrap" if self.sandbox else "none"
         for incident in report.incidents:
@@ -48,9 +52,10 @@ class SafeExecute(NbGraderPreprocessor):
             Path(self.report).write_text(json.dumps(report.to_dict()), encoding="utf-8")
         return nb, resources
 
-    def _box(self, course: Course, lab: str, camp: Path, runtime: Path) -> Box:
+    def _box(self, course: Course, lab: str, camp: Path, runtime: Path, with_checks: bool) -> Box:
         if self.sandbox and unavailable():
             raise RuntimeError(f"no sandbox: {unavailable()}. SafeExecute.sandbox = False runs without one.")
         limits = Limits(memory_gb=self.memory_gb, cpu_s=int(4 * self.notebook_seconds))
         data, files = course.root / "labs" / lab, tuple(course.released_files(lab))
-        return Box(camp, data, files, runtime, self.sandbox, limits, self.gpu)
+        hidden = () if with_checks else (f"labkit/checks/{lab}",)
+        return Box(camp, data, files, runtime, self.sandbox, limits, self.gpu, hidden)

@@ -1,8 +1,9 @@
 """Runs one submitted notebook: a crash, a hang or a cheat costs the question it happened in, and no other.
 
-The cells run in order in one sandboxed kernel, hidden checks after all others. When it dies, hangs or stops telling the
-truth, the cell at fault is left out, a new kernel gets the cells that the remaining questions need by name, and the run
-goes on, until the notebook's wall clock is up.
+The cells run in order in one sandboxed kernel. When it dies, hangs or stops telling the truth, the cell at fault is
+left out, a new kernel gets the cells that the remaining questions need by name, and the run goes on, until the
+notebook's wall clock is up. Hidden checks come last, in a kernel of their own that gets such cells too and has no
+visible checks in it: these compute what is to come out, so whoever reaches them need not answer.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import ast
 import copy
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 
 from nbformat import NotebookNode
 from nbformat.v4 import new_output
@@ -19,68 +20,54 @@ from nbformat.v4 import new_output
 from grading.blackbox import Remote, find_mark, run_hidden
 from grading.canary import Canary, tier
 from grading.checkcell import earned, make_plain, run_check
+from grading.incidents import Incident, Report
 from grading.kernel_state import hooks_aside, hooks_back, keep_names, restore_names
 from grading.session import TIMEOUT, KernelLost, Session, failure
 from labkit.cells import Cell, needed, plain_python
-from labkit.labcheck import refusal
+from labkit.labcheck import refusal, touching
 
-
-@dataclass(frozen=True)
-class Incident:
-    """Something that the instructor should know of. kind: crashed, hung, tampered, refused, unreadable,
-    out_of_time, suspicious."""
-
-    kind: str
-    where: str
-    message: str
-
-
-@dataclass
-class Report:
-    """What happened besides the grades."""
-
-    incidents: list[Incident] = field(default_factory=list)
-    repairs: list[str] = field(default_factory=list)
-    tier: str = ""
-    sandbox: str = ""
-    slowest_cell_s: float = 0.0
-    kernels: int = 0
-
-    def to_dict(self) -> dict:
-        return asdict(self)
+AGAIN = 3.0  # seconds for a cell that had no end before: what stands above its endless loop is defined by then
 
 
 @dataclass(frozen=True)
 class Clock:
     """Seconds for one cell without a limit of its own, the most for any cell, and for the whole notebook.
 
-    The last quarter is kept for the hidden checks, so that an endless cell does not cost what was earned before it.
+    The last quarter is kept for the hidden checks, so that an endless cell does not cost what was earned before it;
+    their kernel starts on time of its own.
     """
 
     cell: float = 60.0
     longest: float = 600.0
     notebook: float = 1200.0
+    start: float = 10.0
 
 
 class NotebookRun:
     """One run over a notebook whose cells RepairCells has put in order. Outputs land in the cells."""
 
     def __init__(
-        self, cells: list[NotebookNode], lab: str, start: Callable[[], Session], clock: Clock, release: set[str]
+        self, cells: list[NotebookNode], lab: str, start: Callable[[bool], Session], clock: Clock, release: set[str]
     ):
-        """release: sources of the release's cells, which no student wrote. start: makes a fresh kernel."""
+        """release: sources of the release's cells, which no student wrote.
+
+        start: makes a fresh kernel, in which the lab's visible checks can be imported or not.
+        """
         self.code = [c for c in cells if c.cell_type == "code"]
         self.lab, self.clock = lab, clock
         self.report = Report()
         self._start = start
         self._session: Session | None = None
         self._canary: Canary | None = None
+        self._with_checks = True
+        self._modules: list[str] = []  # those that the canary looks at
         self._deadline = time.monotonic() + 0.75 * clock.notebook
         self._cells = [_analysed(n, cell) for n, cell in enumerate(self.code)]
         self._written = {c.id for c in self._cells if c.is_solution or not (c.is_locked or c.source in release)}
         self._hidden = [n for n, c in enumerate(self._cells) if c.points is not None and find_mark(self.code[n].source)]
         self._pending = {c.id for c in self._cells if c.points is not None}
         self._banned: set[str] = set()
+        self._hung: set[str] = set()
         self._lost: dict[str, NotebookNode] = {}  # question -> why it gets no points
 
     def run(self) -> Report:
@@ -88,11 +75,11 @@ class NotebookRun:
         self._refuse()
         try:
             for n in range(len(self._cells)):
-                if n in self._hidden:
-                    self._keep(n)
-                else:
+                if n not in self._hidden:
                     self._step(n, n)
-            self._deadline += 0.25 * self.clock.notebook
+            self._stop()
+            self._with_checks = False
+            self._deadline += 0.25 * self.clock.notebook + self.clock.start
             for n in self._hidden:
                 self._step(n, len(self._cells))
         finally:
@@ -110,14 +97,6 @@ class NotebookRun:
                 readable = all(_reads(c.source) for c in self._cells if c.id == question)
                 self._note("refused" if readable else "unreadable", question, reason)
                 self._lost[question] = failure("Refused", reason)
-
-    def _keep(self, n: int) -> None:
-        """At a hidden cell's place: remember the names that its check will see. Without a kernel, a replay does."""
-        if self._session and self._cells[n].question not in self._lost:
-            try:
-                keep_names(self._session, self._cells[n].id)
-            except KernelLost:
-                self._stop()
 
     def _step(self, n: int, position: int) -> None:
         """Run cell n; a fresh kernel gets what is needed of the cells before `position` first."""
@@ -178,6 +157,7 @@ class NotebookRun:
     def _note_hang(self, node: NotebookNode, cell: Cell, seconds: float) -> None:
         if any(o.output_type == "error" and o.ename == TIMEOUT for o in node.outputs):
             self._note("hung", cell.id, f"no end after {seconds:.0f} s")
+            self._hung.add(cell.id)
 
     def _run_hidden(self, node: NotebookNode, cell: Cell, mark: tuple[str, str], seconds: float) -> None:
         """Run a black-box check; all its calls share the cell's time, and after a crash the others fail at once."""
@@ -230,7 +210,8 @@ class NotebookRun:
                     at_fault = past
                     work = copy.deepcopy(self.code[self._cells.index(past)])
                     work.source = plain_python(past.source)
-                    self._session.run(work, self._seconds(work))
+                    seconds = self._seconds(work)
+                    self._session.run(work, min(seconds, AGAIN) if past.id in self._hung else seconds)
                     at_fault = past if past.id in self._written and self._canary.trouble() else None
                     if at_fault:
                         raise KernelLost("tampered")
@@ -244,24 +225,35 @@ class NotebookRun:
         return self._session is not None
 
     def _open(self) -> None:
-        self._session = self._start()
+        self._session = self._start(self._with_checks)
         self.report.kernels += 1
         self.report.tier = self.report.tier or tier(self._session)
-        self._canary = Canary(self._session, self.lab)
+        if self._with_checks:
+            self._canary = Canary(self._session, self.lab)
+            self._modules = self._canary.modules
+        else:
+            there = [m for m in self._modules if not f"{m}.".startswith(f"labkit.checks.{self.lab}.")]
+            self._canary = Canary(self._session, "", there)
 
     def _replay(self, n: int, cell: Cell) -> list[Cell]:
         """Of the cells before n: locked ones, answers, what those to come need by name, and hidden cells to come."""
         ids = {c.id for c in self._cells}
         ahead = [c for c in self._cells if (c.id in self._pending or c is cell) and c.question not in self._lost]
         targets = {i for c in ahead for i in (c.id, c.question, f"{c.question}_check")} & ids
-        by_name = {c.id for c in needed(self._cells, targets)} if targets else set()
-        hidden = {self._cells[h].id for h in self._hidden} & {c.id for c in ahead}
+        by_name = {c.id for c in self._needed(targets)}
+        hidden = set() if self._with_checks else {self._cells[h].id for h in self._hidden} & {c.id for c in ahead}
         return [
             c for c in self._cells[:n]
             if c.id in hidden
             or (c.points is None and c.id not in self._banned and c.source.strip()
                 and (c.is_locked or c.is_solution or c.id in by_name))
         ]  # fmt: skip
+
+    def _needed(self, targets: set[str]) -> list[Cell]:
+        """What these cells need by name, and the student's cells that fill what is needed: `table.append(x)`."""
+        used = needed(self._cells, targets) if targets else []
+        filling = touching([c for c in self._cells if c.id in self._written], used)
+        return needed(self._cells, targets | {c.id for c in filling}) if filling else used
 
     def _suspect(self) -> None:
         """The visible check passed and most hidden ones did not: nobody need have cheated, but somebody should look."""

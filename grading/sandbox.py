@@ -103,7 +103,10 @@ def cuda_devices() -> list[str]:
 
 @dataclass(frozen=True)
 class Box:
-    """How to start one kernel. camp: what camp_copy made. data: folder of the lab's data files. runtime: sockets."""
+    """How to start one kernel. camp: what camp_copy made. data: folder of the lab's data files. runtime: sockets.
+
+    hidden: folders of camp that are empty in the box. Without isolation they are not.
+    """
 
     camp: Path
     data: Path
@@ -112,6 +115,7 @@ class Box:
     isolated: bool
     limits: Limits = Limits()
     gpu: str = ""  # value for CUDA_VISIBLE_DEVICES, if one is to be chosen
+    hidden: tuple[str, ...] = ()
 
     def command(self) -> list[str]:
         """The kernel's argv, with {connection_file} for Jupyter to fill in."""
@@ -157,6 +161,8 @@ class Box:
         for device in cuda_devices():
             argv += ["--dev-bind", device, device]
         argv += ["--ro-bind", str(self.camp), INSIDE, "--bind", str(self.runtime), str(self.runtime), "--chdir", DESK]
+        for folder in self.hidden:
+            argv += ["--tmpfs", f"{INSIDE}/{folder}"]
         for name in self.files:
             argv += ["--ro-bind", str(self.data / name), f"{DESK}/{name}"]
         for key, value in self.environment().items():

@@ -83,7 +83,7 @@ def names(source: str) -> tuple[frozenset[str], frozenset[str]]:
         return frozenset(), frozenset()
     defined = {s.get_name() for s in table.get_symbols() if s.is_assigned() or s.is_imported()}
     used: set[str] = set()
-    for node in _outside_functions(tree):
+    for node in outside_functions(tree):
         if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store):
             defined |= _base_name(node)
         elif isinstance(node, ast.AugAssign):
@@ -100,7 +100,8 @@ def names(source: str) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(defined), frozenset(used)
 
 
-def _outside_functions(tree: ast.AST) -> Iterator[ast.AST]:
+def outside_functions(tree: ast.AST) -> Iterator[ast.AST]:
+    """The nodes that run when the cell does: not the bodies of functions, classes and lambdas."""
     pending = list(ast.iter_child_nodes(tree))  # no recursion: a sum of 1,500 terms is as deep as it is long
     while pending:
         node = pending.pop()

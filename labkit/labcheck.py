@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from labkit.cells import Cell, forked, names, needed, plain_python, read_cells, run_cells
+from labkit.cells import Cell, forked, names, needed, outside_functions, plain_python, read_cells, run_cells
 from labkit.undrawn import stand_in
 
 
@@ -84,13 +84,8 @@ def refusal(cells: list[Cell], question: str) -> str:
 
 
 def _with_touched(parts: list[Cell], used: list[Cell]) -> list[Cell]:
-    """Those parts, and the student's statements that put something into what they define: `tools.append(f)`.
-
-    By name alone such a statement defines nothing, so nothing seems to need it.
-    """
-    own = [c for c in used if not c.is_locked and not c.is_solution]
-    helpers = frozenset().union(*(names(c.source)[0] for c in own))
-    found = [c for c in parts if c not in used and not c.is_locked and not c.is_solution and _puts_into(c, helpers)]
+    """The used ones, those that put something into what these define, and what of the release the latter use."""
+    found = touching(parts, used)
     if not found:
         return used
     wanted = {id(c) for c in [*used, *found]}
@@ -98,13 +93,23 @@ def _with_touched(parts: list[Cell], used: list[Cell]) -> list[Cell]:
     return [c for c in parts if id(c) in wanted or (names(c.source)[0] & uses and c.is_locked)]
 
 
+def touching(cells: list[Cell], used: list[Cell]) -> list[Cell]:
+    """The student's other cells that put something into what the used ones of the student's define: `tools.append(f)`.
+
+    By name alone such a cell defines nothing, so nothing seems to need it.
+    """
+    own = [c for c in used if not c.is_locked and not c.is_solution]
+    helpers = frozenset().union(*(names(c.source)[0] for c in own))
+    return [c for c in cells if c not in used and not c.is_locked and not c.is_solution and _puts_into(c, helpers)]
+
+
 def _puts_into(cell: Cell, helpers: frozenset[str]) -> bool:
-    """Whether a statement calls a method of one of these names, or `setattr` on it, for what the call does."""
+    """Whether it calls a method of one of these names, or `setattr` on it, for what the call does: also in a loop."""
     try:
-        body = ast.parse(plain_python(cell.source)).body
+        tree = ast.parse(plain_python(cell.source))
     except (SyntaxError, ValueError, RecursionError):
         return False
-    for statement in body:
+    for statement in outside_functions(tree):
         call = statement.value if isinstance(statement, ast.Expr) else None
         if isinstance(call, ast.Call):
             setter = isinstance(call.func, ast.Name) and call.func.id == "setattr" and call.args
@@ -175,6 +180,7 @@ def _check(cells: list[Cell], question: str, timeout: float) -> Verdict:
     if said := refusal(cells, question):
         return Verdict(question, "failed", 0.0, possible, hidden, said)
     run = needed(cells, [question, check_id])
+    run = needed(cells, [question, check_id, *(c.id for c in touching(cells, run))])
     try:
         outcomes = forked(lambda: (stand_in(), run_cells(run))[1], timeout)
     except (TimeoutError, RuntimeError) as error:

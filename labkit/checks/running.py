@@ -11,6 +11,7 @@ from typing import Any
 from labkit import device
 from labkit.checks import capture, forbidden, isolate
 from labkit.checks.contract import Failed, Invariant, Question, Result, Row
+from labkit.checks.neutral import neutral
 from labkit.checks.registry import find_question
 
 
@@ -61,7 +62,7 @@ MAX_MESSAGE = 600  # characters: the repr of a large tensor hides what the sente
 
 
 def _run(invariant: Invariant, answer: Any) -> Row:
-    with capture.stderr() as said, warnings.catch_warnings():
+    with capture.stderr() as said, warnings.catch_warnings(), neutral():
         warnings.simplefilter("ignore")  # numpy's, about an inf or nan that the check itself names
         try:
             ratio = invariant.run(answer)

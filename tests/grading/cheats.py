@@ -212,6 +212,13 @@ def the_shipped_answer_by_a_name_made_at_run_time(nb):
     answer(nb, "ceil_div", "def ceil_div(n, size):\n    return borrowed(n, size)")
 
 
+@scenario(lost={"ceil_div_hidden": 0.0}, note="suspicious in ceil_div", status="tampered")
+def what_the_visible_check_compares_with(nb):
+    """The kernel of the hidden checks has no visible ones in it, nor what a scratch cell has put into a module."""
+    insert(nb, "import math as m\nimport labkit.checks.lab90_toy as checks\nm.borrowed = checks.rounded_up")
+    answer(nb, "ceil_div", "def ceil_div(n, size):\n    import math\n    return math.borrowed(n, size)")
+
+
 @scenario(
     files={"numpy.py": "raise SystemExit", "labkit/__init__.py": "score = None"},
     note="left out: labkit/__init__.py, numpy.py",

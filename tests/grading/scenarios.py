@@ -257,6 +257,19 @@ def displays_and_messages_that_are_not_valid(nb):
 
 
 @scenario()
+def a_table_that_another_cell_fills(nb):
+    insert(nb, "for n in range(0, 1_000_100):\n    if n % 16 in (0, 1): ceilings.update({n: -(-n // 16)})")
+    insert(nb, "ceilings = {}")
+    answer(nb, "ceil_div", "def ceil_div(n, size):\n    return ceilings[n] if size == 16 else -(-n // size)")
+
+
+@scenario(note="hung in total")
+def an_answer_cell_that_goes_on_for_ever_after_the_answer(nb):
+    """The kernel of the hidden checks runs it again, for as long as the answer takes."""
+    answer(nb, "total", "def total(x):\n    return float(x.sum())\nwhile True: pass")
+
+
+@scenario()
 def a_helper_cell_with_top_level_await(nb):
     insert(nb, "import asyncio\nawait asyncio.sleep(0)\nzero = 0.0")
     answer(nb, "total", "def total(x):\n    return float(x.sum()) + zero")

@@ -46,6 +46,30 @@ def test_scratch_variables_that_hide_built_ins_cost_nothing(notebook, remote):
     assert np.array_equal(remote.call("answer", np.arange(3)), [0, 2, 4]) and remote.call("answer", [1]) == [1, 1]
 
 
+def gradient(function: str) -> list:
+    import torch
+
+    x = torch.ones(2, requires_grad=True)
+    globals()[function](x).sum().backward()
+    return [str(x.dtype), x.grad.tolist()]
+
+
+def test_what_one_answer_sets_in_torch_does_not_reach_the_next(notebook, remote):
+    exec("import torch\ndef answer(x):\n    return 3 * x\ndef greedy():\n    torch.set_grad_enabled(False)\n"
+         "    torch.set_default_dtype(torch.float64)\n    return 1", notebook)  # fmt: skip
+    assert remote.call("greedy") == 1
+    assert remote.call(gradient, "answer") == ["torch.float32", [3.0, 3.0]]
+
+
+def annotated(x: np.ndarray) -> int:
+    return answer(len(x))  # noqa: F821  (a name of the notebook)
+
+
+def test_a_drivers_annotations_are_not_looked_up_among_the_students_names(notebook, remote):
+    exec("np = 'a note'\ndef answer(n):\n    return n", notebook)
+    assert remote.call(annotated, [1, 2, 3]) == 3
+
+
 def test_an_answer_that_is_missing_or_raises_is_named(notebook, remote):
     with pytest.raises(Failed, match="answer raised NameError: name 'answer' is not defined"):
         remote.call("answer", 1)

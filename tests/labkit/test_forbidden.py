@@ -54,6 +54,15 @@ SDPA = "torch.nn.functional.scaled_dot_product_attention"
         "import subprocess",
         "get_ipython().run_line_magic('run', 'x')",
         "try:\n    1 / 0\nexcept Exception as e:\n    e.__traceback__.tb_frame",
+        "g = getattr\ng(F, name)",
+        "functools.reduce(getattr, names, F)",
+        "type(lambda: 0)(compile(text, 'x', 'exec'), {})()",
+        "here = locals()\nhere['labkit'].checks",
+        "import string\nstring.Formatter().get_field('0.x', [F], {})",
+        "from traceback import StackSummary, walk_stack",
+        "import timeit\ntimeit.timeit(text)",
+        "np.testing.runstring(text, {})",
+        "from typing import get_type_hints",
     ],
 )
 def test_a_forbidden_use_is_found_however_it_is_spelled(source):
@@ -73,6 +82,12 @@ def test_a_forbidden_use_is_found_however_it_is_spelled(source):
         "getattr(shape, 'head_dim')",
         "model.modules()",
         "tl.dot(a, b)",
+        "getattr(shape, 'head_dim', None)",
+        "step = torch.compile(step)",
+        "import re\nre.compile('x')",
+        "import traceback\ntraceback.print_exc()",
+        "import timeit\ntimeit.default_timer()",
+        "from IPython.display import display\nnp.testing.assert_allclose(a, b)",
     ],
 )
 def test_an_honest_answer_is_left_alone(source):

@@ -107,6 +107,8 @@ def misuse_is_refused(remote: Remote) -> None:
 
 def grow(steps: list[int], block_size: int, supply: list[int]) -> list:
     """Driver: append tokens step by step. Gives the slots and the table of each step; [] where blocks ran out."""
+    from labkit.sequences import OutOfBlocks
+
     left, held = list(supply), 0
     table: list[int] = []
     log: list = []
@@ -150,6 +152,8 @@ def running_out_changes_nothing(remote: Remote) -> None:
 
 def write_log(table: list[int], index: int, refs: list[int]) -> list:
     """Driver: writable_block on a pool with these reference counts; gives what was done and the end state."""
+    from labkit.sequences import OutOfBlocks
+
     log, counts = [], list(refs)
 
     class Pool:
@@ -197,6 +201,8 @@ def nothing_changes_without_blocks(remote: Remote) -> None:
 
 def room_log(lengths: list[int], spare: int, block_size: int, new: list[int]) -> list:
     """Driver: make_room on sequences of these lengths, each with room for all but its newest token."""
+    from labkit.sequences import OutOfBlocks, Sequence
+
     per = [-(-(n - 1) // block_size) for n in lengths]
     counts, taken = [1] * sum(per) + [0] * spare, 0
 

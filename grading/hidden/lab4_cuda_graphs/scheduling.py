@@ -15,6 +15,8 @@ LAB = "lab4_cuda_graphs"
 
 def serve_log(sizes: list, seed: int, stops: list, seqs: int, num_blocks: int, block_size: int) -> list:
     """Driver: serve_step to the end. Gives the chunks, the done and the free blocks of each step, and all answers."""
+    from labkit import simulate
+
     jobs = simulate.make_jobs(sizes, seed)
     for job, stop in zip(jobs, stops, strict=True):
         job.stop = stop
@@ -81,6 +83,8 @@ def little_memory_and_stop_tokens(remote: Remote) -> None:
 
 def plan(running: list, waiting: list, budget: int, seqs: int) -> list:
     """Driver: plan_chunks on requests given as (id, tokens, computed); gives the chunks and both queues."""
+    from labkit import simulate
+
     queues = [
         [simulate.Job(i, [1] * n, num_computed=done, prompt_len=n, max_tokens=3) for i, n, done in q]
         for q in (running, waiting)
@@ -118,6 +122,8 @@ def random_queues(remote: Remote) -> None:
 
 def chunked(sizes: list, seed: int, budget: int, seqs: int) -> list:
     """Driver: plan_chunks served to the end, with blocks to spare."""
+    from labkit import simulate
+
     jobs = simulate.make_jobs(sizes, seed)
     log = simulate.drive(simulate.roomy(plan_chunks), jobs, simulate.Blocks(300), budget, seqs, 400)
     return [[[step.chunks, step.decoding] for step in log], [job.output for job in jobs]]
@@ -137,6 +143,8 @@ def whole_traces(remote: Remote) -> None:
 
 def scheduled(sizes: list, seed: int, num_blocks: int, budget: int, seqs: int) -> list:
     """Driver: schedule_step served to the end on a small pool."""
+    from labkit import simulate
+
     jobs, blocks = simulate.make_jobs(sizes, seed), simulate.Blocks(num_blocks)
     log = simulate.drive(schedule_step, jobs, blocks, budget, seqs, 400)
     steps = [[s.chunks, s.decoding, s.prefilling, s.preempted, s.waiting] for s in log]
@@ -192,6 +200,8 @@ def long_prompts_wait_for_their_room(remote: Remote) -> None:
 
 def hung_up(running: list, waiting: list, ids: list) -> list:
     """Driver: fixed_abort on requests given as (id, tokens, computed, prompt_len); gives what is left."""
+    from labkit import simulate
+
     blocks = simulate.Blocks(60)
     queues = [
         [simulate.Job(i, [1] * n, num_computed=done, prompt_len=p, max_tokens=9) for i, n, done, p in q]

@@ -18,6 +18,8 @@ LAB = "lab4_cuda_graphs"
 
 def fit(candidates: list, seeds: list, rows: dict, limits: list) -> list:
     """Driver: fit_headroom on prepared replays, rows of (arrival, started, first token, last token, tokens)."""
+    from labkit.simulate import Served, Ticket
+
     asked = []
 
     def play(headroom, seed):
@@ -68,6 +70,8 @@ def predictions(seed: int, day: int, other: int, rate: float, lengths: list) -> 
     """Driver: a predictor trained on one day and asked about another: its tickets, disguised ones, one alone."""
     import dataclasses
 
+    from labkit import simulate
+
     def served(number):
         return simulate.replay(simulate.chat_traffic(500, rate, number), server).served
 
@@ -106,6 +110,8 @@ def another_load(remote: Remote) -> None:
 
 def ordered(arrivals: list, ids: list, values: list, now: float, patience: float) -> list:
     """Driver: aged_order on tickets of which only id and arrival matter; a patience of 0 stands for an endless one."""
+    from labkit.simulate import Ticket
+
     tickets = [Ticket(i, a, 5, 9, 7) for i, a in zip(ids, arrivals, strict=True)]
     kept = list(tickets)
     got = aged_order(tickets, values, now, patience or float("inf"))
