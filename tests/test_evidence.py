@@ -41,7 +41,7 @@ def test_an_evidence_file_is_in_the_format_and_named_after_what_it_holds(path):
     assert {"python", "torch", "triton"} <= found.versions.keys()
     for row in found.rows:
         share = row.unit.startswith("%")  # only a share may be 0
-        assert (row.ours > 0 or (share and row.ours == 0)) and 0 <= row.spread < 1, row.case
+        assert (row.ours > 0 or (share and row.ours == 0)) and 0 <= row.spread < 2, row.case
         assert row.peers and all(value > 0 or (share and value == 0) for value in row.peers.values()), row.case
 
 

@@ -21,7 +21,8 @@ OPTIONAL = ("variant", "interval")  # keys of a row
 
 @dataclass(frozen=True)
 class Row:
-    """One case. ours and peers: medians, in `unit`. spread: interquartile range of ours over its median.
+    """One case. ours and peers: medians, in `unit`. spread: interquartile range of ours over its median; of a share, in
+    points over 100.
 
     variant: which of our kernels ran, where a benchmark has several. interval: low and high end of 95 %, for what is
     estimated and not timed. Both are left out of the file where there is none.

@@ -46,7 +46,7 @@ def _figures(case: str, samples: Sequence[Mapping[str, Any]]) -> dict[tuple[str,
     if case == "start":
         ready = samples[0]
         found = {("s of start", "lower"): [ready["start_seconds"]]}
-        if "shapes" in ready:
+        if ready.get("shapes"):  # without graphs there is nothing to capture
             found[("s of capture", "lower")] = [ready["capture_seconds"]]
             found[("shapes captured", "lower")] = [ready["shapes"]]  # a size counts in each mode it is captured in
             found[("CUDA graphs", "lower")] = [ready["graphs"]]  # piecewise, one a layer
@@ -59,7 +59,7 @@ def _figures(case: str, samples: Sequence[Mapping[str, Any]]) -> dict[tuple[str,
             ("% steps without a graph", "lower"): [100 * _without_graph(sample) for sample in timed if sample["steps"]],
             ("% padded rows", "lower"): [100 * share for sample in timed if (share := _padded(sample)) is not None],
         }
-    return {key: (statistics.median(values), _spread(values)) for key, values in found.items() if values}
+    return {key: (statistics.median(values), _spread(values, key[0])) for key, values in found.items() if values}
 
 
 def _padded(sample: Mapping[str, Any]) -> float | None:
@@ -75,8 +75,10 @@ def _without_graph(sample: Mapping[str, Any]) -> float:
     return sum(count for mode, count in counts if mode == "NONE") / sum(count for _, count in counts)
 
 
-def _spread(values: Sequence[float]) -> float:
-    """Range over median: two or three rounds have no quartiles."""
+def _spread(values: Sequence[float], unit: str) -> float:
+    """Range over median: two or three rounds have no quartiles. Of a share, range over 100 %: its median may be 0."""
+    if unit.startswith("%"):
+        return (max(values) - min(values)) / 100
     return (max(values) - min(values)) / median if (median := statistics.median(values)) else 0.0
 
 
@@ -91,7 +93,13 @@ def _agreement(kept: Mapping[tuple[str, str, str], Sequence[Mapping[str, Any]]])
             beside = {"vllm_triton": round(statistics.median(triton), 3)} if triton else {}
             value = round(statistics.median(ours), 3)
             yield Row(
-                f"{model}: {case}", "% tokens as fa3", "higher", value, beside, round(_spread(ours), 4), "attention"
+                f"{model}: {case}",
+                "% tokens as fa3",
+                "higher",
+                value,
+                beside,
+                round(_spread(ours, "%"), 4),
+                "attention",
             )
 
 
@@ -107,7 +115,7 @@ def _factorial(kept: Mapping[tuple[str, str, str], Sequence[Mapping[str, Any]]])
                 values = [sample[key] for sample in samples if sample.get(key)]
                 if values:
                     value = round(statistics.median(values), 3)
-                    yield Row(label, unit, "lower", value, {}, round(_spread(values), 4), "factorial")
+                    yield Row(label, unit, "lower", value, {}, round(_spread(values, unit), 4), "factorial")
 
 
 def summary(rows: list[Row]) -> str:
