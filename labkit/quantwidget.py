@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from labkit.quantlab import Head
 
 NO_CLAMP = 12.0  # the right end of the slider: no weight of the row lies that far out
-GROUPS = {"whole row": -1, "192": 192, "64": 64, "32": 32}
+GROUPS = {"row": -1, "192": 192, "64": 64, "32": 32}
 
 
 def shipped(
@@ -56,7 +56,7 @@ def row_explorer(head: Head, quantize: Quantizer, start: int = 28) -> ipywidgets
     wide = {"width": "420px"}
     row = ipywidgets.IntSlider(start, 0, len(head.weight) - 1, description="row", layout=wide, continuous_update=False)
     bits = ipywidgets.IntSlider(4, 2, 8, description="bits", layout=wide, continuous_update=False)
-    group = ipywidgets.ToggleButtons(options=GROUPS, description="group", style={"button_width": "70px"}, layout=wide)
+    group = ipywidgets.ToggleButtons(options=GROUPS, description="group", style={"button_width": "60px"})
     clamp = ipywidgets.FloatSlider(
         3.0, min=1.0, max=NO_CLAMP, step=0.5, description="clamp", layout=wide, continuous_update=False
     )

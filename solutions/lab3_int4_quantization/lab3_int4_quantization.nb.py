@@ -329,7 +329,7 @@ for case in ("int4 per channel, RTN", "int4 per channel, clamp at 3 sigma", "int
         print(f"{case:35} {text:17} perplexity {ppl:7.1f} [{low:.0f}, {high:.0f}]")
 
 # %% [markdown]
-# To see it on this machine in half a minute (SmolLM2 comes with set-up), set `LIVE = True`.
+# To see it on this machine in a minute (SmolLM2 comes with set-up; on less text, so other numbers), set `LIVE = True`.
 
 # %%
 LIVE = False
