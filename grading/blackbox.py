@@ -47,11 +47,16 @@ def unpack(payload):
     kinds = json.loads(str(arrays["kinds"]))
     return [arrays[f"a{i}"] if k == "nd" else json.loads(str(arrays[f"a{i}"])) for i, k in enumerate(kinds)]
 
+def plain(value):
+    value = value.detach().cpu() if hasattr(value, "detach") else value
+    return value.tolist() if hasattr(value, "tolist") else list(value)
+
 def pack(result):
     values = [v.detach().cpu().numpy() if hasattr(v, "detach") else v for v in
               (result if isinstance(result, tuple) else [result])]
     kinds = ["nd" if isinstance(v, numpy.ndarray) else "js" for v in values]
-    arrays = {f"a{i}": v if k == "nd" else numpy.array(json.dumps(v)) for i, (k, v) in enumerate(zip(kinds, values))}
+    arrays = {f"a{i}": v if k == "nd" else numpy.array(json.dumps(v, default=plain))
+              for i, (k, v) in enumerate(zip(kinds, values))}
     buffer = io.BytesIO()
     numpy.savez(buffer, kinds=numpy.array(json.dumps(kinds)), **arrays)
     return base64.b64encode(buffer.getvalue()).decode()
@@ -85,8 +90,9 @@ class Remote:
     def call(self, function: str | Callable, *arguments: Any) -> Any:
         """Call a function of the notebook by name, or send a driver: a function whose source runs there.
 
-        Arguments and results are numpy arrays or JSON values; a tuple result comes back as a tuple. A driver may use
-        the notebook's names, and changes none. Raises StudentError when the call fails.
+        Arguments and results are numpy arrays or JSON values; a tuple result comes back as a tuple. Within lists and
+        dictionaries arrays, tensors, numpy's numbers and iterators come back as plain numbers and lists. A driver may
+        use the notebook's names, and changes none. Raises StudentError when the call fails.
         """
         name, driver = (function, "") if isinstance(function, str) else (function.__name__, _source(function))
         nonce = secrets.token_hex(16)

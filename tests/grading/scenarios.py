@@ -257,6 +257,12 @@ def displays_and_messages_that_are_not_valid(nb):
 
 
 @scenario()
+def answers_in_numpys_numbers(nb):
+    answer(nb, "ceil_div", "def ceil_div(n, size):\n    return np.int64(-(-n // size))")
+    answer(nb, "total", "def total(x):\n    return np.float32(x.sum())")
+
+
+@scenario()
 def a_table_that_another_cell_fills(nb):
     insert(nb, "for n in range(0, 1_000_100):\n    if n % 16 in (0, 1): ceilings.update({n: -(-n // 16)})")
     insert(nb, "ceilings = {}")

@@ -70,6 +70,21 @@ def test_a_drivers_annotations_are_not_looked_up_among_the_students_names(notebo
     assert remote.call(annotated, [1, 2, 3]) == 3
 
 
+@pytest.mark.parametrize(
+    "given, want",
+    [
+        ("np.int64(3)", 3),
+        ("[np.int64(4), np.float32(0.5), np.bool_(True)]", [4, 0.5, True]),
+        ("('FULL', np.int64(8))", ("FULL", 8)),
+        ("{'itl': np.array([0.5, 0.25]), 'ttft': torch.tensor(2.0), 'at': (n for n in (1, 2))}",
+         {"itl": [0.5, 0.25], "ttft": 2.0, "at": [1, 2]}),
+    ],
+)  # fmt: skip
+def test_numpys_numbers_tensors_and_iterators_come_back_as_what_they_hold(notebook, remote, given, want):
+    exec(f"import torch\nimport numpy as np\ndef answer():\n    return {given}", notebook)
+    assert remote.call("answer") == want, "a right answer in other types than a list's must not lose its hidden points"
+
+
 def test_an_answer_that_is_missing_or_raises_is_named(notebook, remote):
     with pytest.raises(Failed, match="answer raised NameError: name 'answer' is not defined"):
         remote.call("answer", 1)
