@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -47,7 +49,7 @@ class Checkpoint:
 
 
 def write_checkpoint(awq_layout: Callable[..., tuple[dict, dict]], pack_awq: Callable) -> Checkpoint:
-    """The arithmetic model in int4, groups of 128, in a new temporary folder that vLLM can serve."""
+    """The arithmetic model in int4, groups of 128, in a new folder that vLLM can serve. It goes with this process."""
     from safetensors.torch import save_file
 
     from labkit import quant
@@ -58,6 +60,7 @@ def write_checkpoint(awq_layout: Callable[..., tuple[dict, dict]], pack_awq: Cal
     parts = {name: (q.codes, q.scales, q.zeros) for name, q in made.items()}
     tensors, settings = awq_layout(model.state_dict(), config, parts, pack_awq)
     folder = Path(tempfile.mkdtemp(prefix="lab3_awq_"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(settings, indent=1), encoding="utf-8")
     models.arithmetic_tokenizer().save_pretrained(folder)
