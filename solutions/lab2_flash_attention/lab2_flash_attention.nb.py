@@ -143,6 +143,7 @@ def merge_softmax(
     """Combine two summaries (m, l, o) of pieces of the same rows.
 
     m, l: [rows]. o: [rows, head_dim], zeros for an empty piece, whose m is -inf and l is 0. Returns (m, l, o) of both pieces together.
+    By the formulas above: torch.softmax and torch.logsumexp lose digits where m is large, and are refused.
     """
     ### BEGIN SOLUTION
     m = torch.maximum(m1, m2)
