@@ -15,27 +15,38 @@ WASTED = "#C4C4C4"
 def padding_chart(batches: Mapping[int, int], captured: Mapping[str, Sequence[int]]) -> Figure:
     """Rows computed at each batch size: those of requests, and in grey what padding adds; one panel for each list.
 
-    batches: requests in a step -> steps. captured: name -> capture sizes. A tick below the axis marks each size.
+    batches: requests in a step -> steps. captured: name -> capture sizes. A tick below the axis marks each size. All
+    panels have one scale, so that their grey can be compared.
     """
     if not batches or not captured:
         raise ValueError("batches and captured: there is nothing to draw")
     sizes = np.array(sorted(batches))
-    used = sizes * np.array([batches[int(size)] for size in sizes])
+    steps = np.array([batches[int(size)] for size in sizes])
+    used = sizes * steps
+    rows = {
+        name: steps * np.array([min((g for g in graph_sizes if g >= size), default=size) for size in sizes])
+        for name, graph_sizes in captured.items()
+    }
+    highest = max(int(computed.max()) for computed in rows.values())
     with plt.rc_context(STYLE):
         made, panels = plt.subplots(
-            len(captured), 1, figsize=(8.4, 1.7 * len(captured) + 0.6), sharex=True, squeeze=False, layout="constrained"
+            len(captured),
+            1,
+            figsize=(8.4, 1.7 * len(captured) + 0.6),
+            sharex=True,
+            sharey=True,
+            squeeze=False,
+            layout="constrained",
         )
         for axes, (name, graph_sizes) in zip(panels[:, 0], captured.items(), strict=True):
-            rows = np.array([min((g for g in graph_sizes if g >= size), default=size) for size in sizes])
-            computed = rows * used // sizes
+            computed = rows[name]
             axes.bar(sizes, used, width=1.0, color=colour(0), label="rows of requests")
             axes.bar(sizes, computed - used, bottom=used, width=1.0, color=WASTED, label="padding")
-            floor = -0.05 * computed.max()
             inside = [g for g in graph_sizes if g <= sizes[-1] * 1.05]
-            axes.plot(inside, [floor] * len(inside), linestyle="none", marker="|", color=INK, markersize=7)
+            axes.plot(inside, [-0.05 * highest] * len(inside), linestyle="none", marker="|", color=INK, markersize=7)
             share = 1 - used.sum() / computed.sum()
             axes.set_title(f"{name}: {len(graph_sizes)} sizes, {share:.1%} of the rows are padding")
-            axes.set(ylim=(2 * floor, None), ylabel="rows of the day")
+            axes.set(ylim=(-0.1 * highest, 1.05 * highest), ylabel="rows")
         panels[0, 0].legend(loc="upper right", fontsize=8)
         panels[-1, 0].set_xlabel("requests that decode together (a mark below: a captured size)")
     return made

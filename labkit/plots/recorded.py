@@ -21,18 +21,22 @@ PEER_NAMES = {
 }  # fmt: skip
 
 
-def evidence_chart(benchmark: str, gpu: str | None = None, most: int = 24) -> Figure:
+def evidence_chart(
+    benchmark: str, gpu: str | None = None, most: int = 24, *, variant: str | None = None, unit: str | None = None
+) -> Figure:
     """How ours compares with each peer in each case of a recorded run, the worst case on top.
 
     gpu: a part of the file's GPU name, where several runs are recorded. A dot right of the line means that ours is
-    better. At most `most` cases are drawn, the worst ones; the title says how many there are. Where no run is recorded,
-    the figure says so.
+    better. At most `most` cases are drawn, the worst ones; the title says how many there are. variant, unit: only rows
+    of these. Where no such run is recorded, the figure says so.
     """
     found = sorted(FOLDER.glob(f"{benchmark}.*.json"))
     runs = [p for p in found if gpu is None or gpu.lower() in p.name.lower()]
     if not runs:
         return _nothing(benchmark, [p.name for p in sorted(FOLDER.glob("*.json"))])
-    return _chart(json.loads(runs[0].read_text(encoding="utf-8")), most)
+    run = json.loads(runs[0].read_text(encoding="utf-8"))
+    run["rows"] = [r for r in run["rows"] if variant in (None, r.get("variant")) and unit in (None, r["unit"])]
+    return _chart(run, most, f", {unit}" if unit else "")
 
 
 def advantages(row: dict[str, Any]) -> dict[str, float]:
@@ -47,11 +51,12 @@ def advantages(row: dict[str, Any]) -> dict[str, float]:
     return {n: row["ours"] / v if row["better"] == "higher" else v / row["ours"] for n, v in peers.items()}
 
 
-def _chart(run: dict[str, Any], most: int) -> Figure:
+def _chart(run: dict[str, Any], most: int, what: str) -> Figure:
     rows = [row for row in run["rows"] if advantages(row)]
     if not rows:
         return _nothing(run["benchmark"], [])
     worst = sorted(rows, key=lambda row: min(advantages(row).values()))[:most]
+    several = len({row.get("variant") for row in rows}) > 1
     peers = list(dict.fromkeys(name for row in rows for name in advantages(row)))
     with figure(8.6, 0.24 * len(worst) + 1.7) as (made, axes):
         for at, row in enumerate(worst):
@@ -67,16 +72,16 @@ def _chart(run: dict[str, Any], most: int) -> Figure:
         axes.axvline(1, color=INK, linewidth=1)
         axes.set_xscale("log")
         _ratio_ticks(axes)
-        axes.set_yticks(range(len(worst)), [_label(row) for row in worst], fontsize=8)
+        axes.set_yticks(range(len(worst)), [_label(row, several) for row in worst], fontsize=8)
         axes.set(ylim=(len(worst) - 0.4, -0.6), xlabel="how many times as fast as the peer")
         shown = f"the {len(worst)} worst of {len(rows)} cases" if len(worst) < len(rows) else f"{len(rows)} cases"
-        made.suptitle(f"{run['benchmark']} on {run['gpu']}: {shown}", fontsize=11, fontweight="bold")
+        made.suptitle(f"{run['benchmark']} on {run['gpu']}{what}: {shown}", fontsize=11, fontweight="bold")
         made.legend(loc="outside lower center", ncols=min(len(peers), 4), fontsize=9)
     return made
 
 
-def _label(row: dict[str, Any]) -> str:
-    return f"{row['case']} ({row['variant']})" if "variant" in row else row["case"]
+def _label(row: dict[str, Any], with_variant: bool) -> str:
+    return f"{row['case']} ({row['variant']})" if with_variant and "variant" in row else row["case"]
 
 
 def _ratio_ticks(axes: Any) -> None:

@@ -63,13 +63,23 @@ def pareto_chart(
     *,
     cost: str = "KV blocks",
     value: str = "good requests a second",
+    target: float | None = None,
 ) -> Figure:
-    """Settings as points (cost, value), those of the front joined by a line, the chosen one ringed."""
+    """Settings as points (cost, value), those of the front joined by steps, the chosen one ringed.
+
+    target: a value to draw a line at. Between two points of the front nothing better than the cheaper one is known, so
+    its line is level there.
+    """
     with figure(7.0, 4.0) as (made, axes):
         behind = [p for i, p in enumerate(points) if i not in set(front)]
         axes.plot([c for c, _ in behind], [v for _, v in behind], "o", color=FAINT, label="beaten")
         ahead = [points[i] for i in front]
-        axes.plot([c for c, _ in ahead], [v for _, v in ahead], "s-", color=colour(0), label="Pareto front")
+        axes.plot(
+            [c for c, _ in ahead], [v for _, v in ahead], "s-", color=colour(0), label="Pareto front",
+            drawstyle="steps-post",
+        )  # fmt: skip
+        if target is not None:
+            axes.axhline(target, color=INK, linestyle=":", linewidth=1, label="objective")
         if chosen is not None:
             axes.plot(*points[chosen], "o", color=colour(5), markersize=15, fillstyle="none", label="chosen")
         axes.set(xlabel=cost, ylabel=value, ylim=(0, None), xlim=(0, None))

@@ -6,6 +6,7 @@ Import this module before vLLM is imported: what decides that is read from the e
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import json
@@ -93,7 +94,7 @@ def _answer(
     attention.inject(function)
     engine = LLMEngine.from_engine_args(
         EngineArgs(
-            model=model, max_model_len=256, max_logprobs=logprobs or 20, disable_log_stats=True,
+            model=model, max_model_len=256, max_logprobs=logprobs or 20, disable_log_stats=True, use_tqdm_on_load=False,
             scheduler_cls=with_policy(policy or POLICIES["fcfs"]), **{**_sizes(), **options},
         )
     )  # fmt: skip
@@ -166,10 +167,19 @@ def _stop(engine: Any) -> None:
 
 
 def graph_mode(**options: Any) -> str:
-    """The cudagraph_mode that vLLM settles on here for the tiny model with these EngineArgs. No engine is started."""
-    from vllm import EngineArgs
+    """The cudagraph_mode that vLLM settles on for the tiny model with these EngineArgs, on a device that has graphs.
 
-    with capture.stderr():
+    No engine is started. Its rules are Python and need no such device: on a CPU they are asked as if there were one.
+    """
+    from vllm import EngineArgs
+    from vllm.platforms import current_platform
+
+    platform = type(current_platform)
+    with capture.stderr(), contextlib.ExitStack() as patches:
+        if not current_platform.support_static_graph_mode():
+            for name, answer in (("support_static_graph_mode", True), ("check_and_update_config", None)):
+                patched = mock.patch.object(platform, name, staticmethod(lambda *_, answer=answer: answer))
+                patches.enter_context(patched)
         config = EngineArgs(model=str(models.tiny_path()), max_model_len=256, **options).create_engine_config()
     return config.compilation_config.cudagraph_mode.name
 

@@ -14,6 +14,7 @@ from pathlib import Path
 DTYPES = ("auto", "float16", "bfloat16", "float32")
 CUDAGRAPH_MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
 OFFLINE = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+PLAIN = {"NO_COLOR": "1"}  # a notebook's kernel asks its children for colours, and their codes would stand in the log
 # On a CPU the engine runs in one process with one thread: with more, threads of several processes spin for the cores.
 # And nothing is compiled: the first request for log-probabilities would wait half a minute for a C++ compiler.
 ON_CPU = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
@@ -97,7 +98,7 @@ class Launch:
     def variables(self) -> dict[str, str]:
         """The whole environment of the server: ours, set offline and without usage statistics."""
         found = {name: value for name, value in os.environ.items() if name not in NOT_PASSED_ON}
-        found |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **OFFLINE}
+        found |= {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **OFFLINE, **PLAIN}
         if on_cpu():
             found |= ON_CPU
         if self.plugins is not None:

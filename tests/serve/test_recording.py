@@ -167,7 +167,8 @@ def test_the_lane_slider_counts_who_does_what():
 
 
 def test_the_front_and_the_choice_are_marked():
-    figure = plots.pareto_chart([(1.0, 1.0), (2.0, 0.5), (3.0, 2.0)], [0, 2], 2)
-    labels = [line.get_label() for line in figure.axes[0].lines]
-    assert labels == ["beaten", "Pareto front", "chosen"]
+    figure = plots.pareto_chart([(1.0, 1.0), (2.0, 0.5), (3.0, 2.0)], [0, 2], 2, target=1.5)
+    lines = figure.axes[0].lines
+    assert [line.get_label() for line in lines] == ["beaten", "Pareto front", "objective", "chosen"]
+    assert lines[1].get_drawstyle() == "steps-post", "between two settings nothing better than the cheaper is known"
     plt.close(figure)

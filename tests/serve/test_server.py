@@ -167,11 +167,12 @@ def test_a_launch_line_is_typed():
 
 
 def test_the_environment_is_offline_and_interprets_no_kernel(monkeypatch):
-    for name, value in (("TRITON_INTERPRET", "1"), ("VLLM_LOGGING_LEVEL", "ERROR")):  # as a notebook has them
+    for name, value in (("TRITON_INTERPRET", "1"), ("VLLM_LOGGING_LEVEL", "ERROR"), ("FORCE_COLOR", "1")):  # a notebook
         monkeypatch.setenv(name, value)
     found = Launch("m", plugins=("one", "two"), environment={"MINE": "1"}).variables()
     assert "VLLM_LOGGING_LEVEL" not in found, "a server that logs nothing seems to stand still"
     assert "TRITON_INTERPRET" not in found and found["HF_HUB_OFFLINE"] == "1" and found["MINE"] == "1"
+    assert found["NO_COLOR"] == "1", "codes of colours would stand in the log that a student reads"
     assert found["VLLM_PLUGINS"] == "one,two" and "VLLM_PLUGINS" not in Launch("m").variables()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from labkit.checks import values
-from labkit.checks.contract import Question
+from labkit.checks.contract import Question, require
 
 LAB = "lab5_vllm_serving"
 KERNELS = (
@@ -18,6 +18,7 @@ own_attention = Question(
     "own_attention", LAB, "every query attends to the tokens up to its own, through the block table", KERNELS
 )
 
+NAMES = ("q", "k_cache", "v_cache", "block_table", "seq_lens", "cu_seqlens_q")
 GARBAGE = 30.0  # in every slot that no sequence owns
 
 
@@ -61,7 +62,13 @@ def dense(arguments: list[torch.Tensor], scale: float, dtype: torch.dtype) -> to
 def _attends(answer, look_at: str, lengths: list[int], chunks: list[int], scale: float = 0.2, **shape: int) -> float:
     arguments = batch(lengths, chunks, **shape)
     oracle, peer = (dense(arguments, scale, dtype) for dtype in (torch.float64, torch.float16))
-    return values.close(values.run(answer, *arguments, scale), oracle, peer, look_at)
+    before = [tensor.clone() for tensor in arguments]
+    got = values.run(answer, *arguments, scale)
+    for name, was, now in zip(NAMES, before, arguments, strict=True):
+        require(
+            torch.equal(was, now), f"{name} is not what it was: later steps and layers read it, so write to a new one"
+        )
+    return values.close(got, oracle, peer, look_at)
 
 
 @own_attention.invariant("one decode step: the newest token sees all tokens, and none beyond")

@@ -25,10 +25,15 @@ def cpu_log(tokens: int = 32768, concurrency: float = 32.0, length: int = 1024, 
     )
 
 
-def gpu_log(tokens: int = 789696, concurrency: float = 19.28, length: int = 40960, backend: str = "FLASH_ATTN") -> str:
-    """What it writes on a GPU, shortened; for a hybrid model it says which block size it chose."""
+def gpu_log(
+    tokens: int = 789696, concurrency: float = 19.28, length: int = 40960, backend: str = "FLASH_ATTN",
+    asked: int | None = None,
+) -> str:  # fmt: skip
+    """What it writes on a GPU, shortened; for a hybrid model it says which block size it chose, whatever was asked."""
     return (
-        f"{HEAD.format(pid=7, second=1)} [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: "
+        f"(APIServer pid=3) INFO 11-30 07:52:58 [api_utils.py:286] non-default args: {{'block_size': {asked}}}\n"
+        * bool(asked)
+        + f"{HEAD.format(pid=7, second=1)} [core.py:133] Initializing a V1 LLM engine (v0.32.0) with config: "
         f"model='/models/hybrid', dtype=torch.bfloat16, max_seq_len={length}, enforce_eager=False, "
         "enable_prefix_caching=True, "
         "compilation_config={'cudagraph_mode': <CUDAGraphMode.FULL_AND_PIECEWISE: (2, 1)>}\n"

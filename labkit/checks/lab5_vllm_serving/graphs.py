@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import time
 
 from labkit.checks.contract import Question, require
 
@@ -70,6 +71,10 @@ def _(answer) -> None:
 def _(answer) -> None:
     for mode in ("FULL_DECODE_ONLY", "FULL_AND_PIECEWISE", "PIECEWISE", "FULL"):
         look_at = "a decode graph of more requests than the scheduler runs is not captured"
+        if mode in ("PIECEWISE", "FULL"):
+            look_at = (
+                "only modes with graphs for decodes alone end at max_num_seqs: this one has the same for all batches"
+            )
         _says(answer, mode, 5, True, look_at, max_num_seqs=6)
         _says(answer, mode, 3, True, look_at, max_num_seqs=6)
 
@@ -105,13 +110,15 @@ def _fits(answer, steps: dict[int, int], most: int) -> float:
     got = answer(dict(steps), most)
     require(isinstance(got, list | tuple), f"a list of sizes was expected, not {type(got).__name__}")
     sizes = list(got)
-    require(0 < len(sizes) <= most, f"{len(sizes)} sizes for {most} graphs: {sizes}")
+    require(0 < len(sizes) <= most, f"{len(sizes)} sizes, and {most} at most are allowed: {sizes}")
     require(sizes == sorted(set(sizes)), f"sizes must ascend, each once: {sizes}")
     require(sizes[-1] >= max(steps), f"batches of {max(steps)} have no graph: the largest size is {sizes[-1]}")
     rows, fewest = rows_computed(steps, sizes), best_rows(steps, most)
     look_at = "weigh each batch by its steps, and compare all ways to place the sizes"
+    given = str(steps) if len(steps) < 12 else f"{len(steps)} different batches"
     require(
-        rows <= fewest, f"{look_at}: {sizes} compute {rows} rows for {steps}, {fewest} are enough with {most} sizes"
+        rows <= fewest,
+        f"{look_at}: {sizes} compute {rows:,} rows, {fewest:,} are enough with {most} sizes; steps: {given}",
     )
     return rows / fewest
 
@@ -136,10 +143,30 @@ def _(answer) -> None:
 
 @fit_capture_sizes.invariant("no step by step choice: the best sizes for three graphs need not hold those for two")
 def _(answer) -> None:
+    _fits(answer, {3: 1, 7: 1, 9: 1, 12: 1}, 3)  # 7 and 12 are the best two; 3, 9 and 12 the best three
     rng = random.Random(2)
     for _ in range(12):
         steps = {batch: rng.choice([1, 1, 2, 20]) for batch in rng.sample(range(1, 60), 8)}
         _fits(answer, steps, rng.randint(2, 5))
+
+
+SLOW_S = 1.5  # of processor time; the solution takes some milliseconds
+
+
+@fit_capture_sizes.invariant("a few more batches do not multiply its time", stops=True)
+def _(answer) -> None:
+    """An answer that tries all choices would not end on a day's traffic, and nobody would learn why."""
+    rng = random.Random(5)
+    for batches in range(8, 41, 4):
+        steps, most = {batch: rng.randint(1, 90) for batch in range(1, batches + 1)}, batches // 3
+        began = time.process_time()
+        answer(steps, most)
+        took = time.process_time() - began
+        require(
+            took < SLOW_S,
+            f"{took:.1f} s for {batches} batches and {most} sizes, and a day has 100 batches: what is asked again and "
+            "again for the same batch and the same number of sizes is to be remembered (functools.cache)",
+        )
 
 
 @fit_capture_sizes.invariant("a day's traffic of 100 different batches")

@@ -31,7 +31,9 @@ def gap(reference: dict[int, float], served: dict[int, float]) -> tuple[float, f
 
 def _gap(answer, reference: dict[int, float], served: dict[int, float], look_at: str) -> None:
     got, want = answer(dict(reference), dict(served)), gap(reference, served)
-    require(isinstance(got, tuple) and len(got) == 2, f"{look_at}: two numbers were expected, not {got!r}")
+    require(isinstance(got, tuple | list) and len(got) == 2, f"{look_at}: two numbers were expected, not {got!r}")
+    swapped = abs(got[1] - want[0]) < 1e-9 and abs(got[0] - want[1]) < 1e-6 < abs(want[0] - want[1])
+    require(not swapped, "the largest difference comes first, then the divergence: yours are the other way round")
     require(abs(got[0] - want[0]) < 1e-9, f"{look_at}: largest difference {got[0]:.6g}, {want[0]:.6g} expected")
     require(abs(got[1] - want[1]) < 1e-6, f"{look_at}: divergence {got[1]:.6g} nats, {want[1]:.6g} expected")
 

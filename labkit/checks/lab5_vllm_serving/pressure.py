@@ -26,13 +26,18 @@ def judge(got: object, blocks: int, size: int, sequences: int, length: int) -> N
     count, prompt, output = cast(tuple[int, int, int], got)
     load = f"{count} requests of {prompt} + {output} tokens on {server}"
     require(prompt + output <= length, f"{load}: more than max_model_len {length}, so they are refused")
+    usable = blocks - 1
     need = _blocks(prompt + output - 1, size)  # the last token's K and V are never needed
-    require(need <= blocks - 1, f"{load}: one alone needs {need} blocks, and one block of them all is never given out")
+    require(need <= usable, f"{load}: one alone needs {need} blocks, and {usable} are given out")
     require(count <= sequences, f"{load}: those above max_num_seqs wait, which is no preemption")
     start = count * _blocks(prompt, size)
-    require(start <= blocks - 1, f"{load}: their prompts take {start} blocks, so some wait and are not preempted")
+    require(
+        start <= usable,
+        f"{load}: their prompts take {start} blocks of the {usable} that are given out, so some wait and are not "
+        "preempted",
+    )
     peak = count * need
-    require(peak > blocks - 1, f"{load}: at their longest they take {peak} blocks, which is not too many")
+    require(peak > usable, f"{load}: at their longest they take {peak} blocks of {usable}, which is not too many")
 
 
 @overcommit.invariant("a small server", stops=True)
@@ -68,9 +73,13 @@ def _(answer) -> None:
 
 @counter_increase.invariant("no other metric, and no comment")
 def _(answer) -> None:
-    other = {"vllm:request_num_preemptions_total": [100.0], "vllm:num_preemptions": [50.0]}
+    other = {
+        "vllm:request_num_preemptions_total": [100.0], "vllm:num_preemptions": [50.0], f"{NAME}_by_reason": [60.0],
+    }  # fmt: skip
     before, after = scrape({NAME: [1.0]}), scrape({NAME: [2.5], **other})
-    _increase(answer, before, after, 1.5, "names that only contain this one, and text of HELP, do not count")
+    _increase(
+        answer, before, after, 1.5, "names that only begin with this one or contain it, and text of HELP, do not count"
+    )
 
 
 @counter_increase.invariant("large values")
