@@ -11,7 +11,9 @@ from labkit.checks.contract import require
 TORCH_MATH = (
     "torch.softmax", "torch.einsum", "torch.matmul", "torch.mm", "torch.mv", "torch.bmm", "torch.baddbmm",
     "torch.addmm", "torch.tensordot", "torch.inner", "torch.linalg", "operator.matmul", "torch.nn.functional.softmax",
-    "torch.nn.functional.scaled_dot_product_attention", "torch.nn.attention", "torch.ops",
+    "torch.nn.functional.linear", "torch.nn.Linear", "torch.nn.functional.scaled_dot_product_attention",
+    "torch.nn.attention", "torch.ops", "numpy.dot", "numpy.matmul", "numpy.einsum", "numpy.tensordot", "numpy.inner",
+    "numpy.linalg",
 )  # fmt: skip
 
 

@@ -11,7 +11,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit.checks import compare
-from labkit.checks.contract import Failed
+from labkit.checks.contract import Failed, require
+from labkit.triton_internals import launched
 
 
 @contextlib.contextmanager
@@ -32,8 +33,14 @@ def poisoned_allocations() -> Iterator[None]:
         yield
 
 
-PRODUCTS = {"mm", "bmm", "addmm", "baddbmm", "mv", "dot", "vdot", "linear", "convolution"}
-REDUCTIONS = {"sum", "amax", "max", "exp", "exp2", "cumsum", "logsumexp", "_softmax", "_log_softmax"}
+PRODUCTS = {
+    "mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv", "dot", "vdot", "linear", "convolution",
+    "_addmm_activation",
+}  # fmt: skip
+REDUCTIONS = {
+    "sum", "mean", "prod", "nansum", "linalg_vector_norm", "amax", "max", "exp", "exp2", "cumsum", "logsumexp",
+    "_softmax", "_log_softmax",
+}  # fmt: skip
 
 
 class _NoTorch(TorchDispatchMode):
@@ -61,7 +68,17 @@ def run(answer: Any, *arguments: Any, refused: set[str] | None = None, **options
 
 def run_kernel(answer: Any, *arguments: Any, **options: Any) -> Any:
     """Call a kernel's wrapper: it may allocate, view and copy, and leaves products and reductions to the kernel."""
-    return run(answer, *arguments, refused=PRODUCTS | REDUCTIONS, **options)
+    return run_launching(answer, *arguments, refused=PRODUCTS | REDUCTIONS, **options)
+
+
+def run_launching(answer: Any, *arguments: Any, refused: set[str] | None = None, **options: Any) -> Any:
+    """`run`, for an answer that must launch a kernel. One that gives no numbers at all need not."""
+    with launched() as kernels:
+        result = run(answer, *arguments, refused=refused, **options)
+    given = result if isinstance(result, tuple) else (result,)
+    empty = all(isinstance(t, torch.Tensor) and t.numel() == 0 for t in given)
+    require(bool(kernels) or empty, "no Triton kernel was launched: this question asks for a kernel")
+    return result
 
 
 NOT_ABOUT_VALUES = ("has shape", "has dtype", "was never written", "is of type")

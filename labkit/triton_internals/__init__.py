@@ -9,8 +9,18 @@ from labkit.triton_internals.interpreted import (
     interpret_library,
     interpreting,
     is_kernel,
+    launched,
     observe,
     plain_function,
 )
 
-__all__ = ["Recorder", "Region", "interpret_library", "interpreting", "is_kernel", "observe", "plain_function"]
+__all__ = [
+    "Recorder",
+    "Region",
+    "interpret_library",
+    "interpreting",
+    "is_kernel",
+    "launched",
+    "observe",
+    "plain_function",
+]

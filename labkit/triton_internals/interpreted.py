@@ -7,11 +7,12 @@ stores, of which the interpreter has four primitives, translate the address back
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -62,6 +63,27 @@ def plain_function(value: Any) -> types.FunctionType | None:
     while value is not None and not isinstance(value, types.FunctionType):
         value = getattr(value, "fn", None) if is_kernel(value) else getattr(value, "__wrapped__", None)
     return inspect.unwrap(value) if value is not None else None
+
+
+@contextlib.contextmanager
+def launched() -> Iterator[list[str]]:
+    """The names of the kernels that are launched inside, be they interpreted or run on a GPU; one for each launch."""
+    names: list[str] = []
+    interpreted, compiled = interpreter.GridExecutor.__call__, jit.JITFunction.run
+
+    def call(executor: Any, *args: Any, **kwargs: Any) -> Any:
+        names.append(executor.fn.__name__)
+        return interpreted(executor, *args, **kwargs)
+
+    def run(kernel: Any, *args: Any, **kwargs: Any) -> Any:
+        names.append(kernel.fn.__name__)
+        return compiled(kernel, *args, **kwargs)
+
+    interpreter.GridExecutor.__call__, jit.JITFunction.run = call, run
+    try:
+        yield names
+    finally:
+        interpreter.GridExecutor.__call__, jit.JITFunction.run = interpreted, compiled
 
 
 class Recorder(Protocol):

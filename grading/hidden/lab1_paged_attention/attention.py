@@ -41,8 +41,13 @@ def scattered_writes(remote: Remote) -> None:
 
 
 def attend(function: str, arrays: list, q: np.ndarray, k: np.ndarray, v: np.ndarray, options: dict):
-    """Driver: one decode step on views whose strides all differ. arrays: block table and lengths."""
+    """Driver: one decode step on views whose strides all differ. arrays: block table and lengths.
+
+    Two of the three must launch a kernel; torch may combine the parts of split_decode.
+    """
     import torch
+
+    from labkit.checks import values
 
     device = labkit.device.name()
 
@@ -55,7 +60,11 @@ def attend(function: str, arrays: list, q: np.ndarray, k: np.ndarray, v: np.ndar
     table, lens = (torch.tensor(x, dtype=torch.int32, device=device) for x in arrays)
     table = table.reshape(len(lens), -1)
     caches = view(k, 0, 2, 1, 0), view(v, 0, 1, 3, 0)
-    return globals()[function](view(q, 0, 3, 8), *caches, table, lens, q.shape[-1] ** -0.5, **options)
+    arguments = (view(q, 0, 3, 8), *caches, table, lens, q.shape[-1] ** -0.5)
+    if function == "gather_attention":
+        return gather_attention(*arguments)
+    refused = values.PRODUCTS | (set() if function == "split_decode" else values.REDUCTIONS)
+    return values.run_launching(globals()[function], *arguments, refused=refused, **options)
 
 
 def attend_equals_dense(remote: Remote, function: str, case: Case, look_at: str, **options: int) -> None:

@@ -20,12 +20,14 @@ def attend(function: str, q: np.ndarray, k: np.ndarray, v: np.ndarray, scale: fl
     """Driver: one call on views with garbage around them."""
     import torch
 
+    from labkit.checks.values import run_kernel
+
     def framed(x):
         whole = torch.full((x.shape[0] + 20, x.shape[1] + 2, x.shape[2]), 33.0).to(torch.from_numpy(x).dtype)
         whole[9 : 9 + x.shape[0], 1 : 1 + x.shape[1]] = torch.from_numpy(x)
         return whole.to(labkit.device.name())[9 : 9 + x.shape[0], 1 : 1 + x.shape[1]]
 
-    return globals()[function](framed(q), framed(k), framed(v), scale, **options)
+    return run_kernel(globals()[function], framed(q), framed(k), framed(v), scale, **options)
 
 
 def equals_dense(remote: Remote, function: str, case: Case, look_at: str, **options: int) -> None:
@@ -95,8 +97,10 @@ def attend_packed(q: np.ndarray, k: np.ndarray, v: np.ndarray, cu: np.ndarray, l
     """Driver: flash_varlen."""
     import torch
 
+    from labkit.checks.values import run_kernel
+
     tensors = (torch.from_numpy(x).to(labkit.device.name()) for x in (q, k, v, cu))
-    return flash_varlen(*tensors, longest, scale)
+    return run_kernel(flash_varlen, *tensors, longest, scale)
 
 
 def _packed(remote: Remote, lengths: list[int], seed: int) -> None:

@@ -60,12 +60,12 @@ def random_machines(remote: Remote) -> None:
 
 
 def replays(seeds: list[int], rows: int) -> list:
-    """Driver: calls of a CapturedStep and of the step itself, and what becomes of the first result."""
+    """Driver: results of a CapturedStep and of the step itself; captures, replays, and steps run in its calls."""
     import torch
 
-    from labkit.graph_simulator import simulated_capture
+    from labkit.graph_simulator import Graph, simulated_capture
 
-    made, captures = [], [0]
+    counts = {"captures": 0, "replays": 0, "steps": 0}
 
     def inputs(seed):
         generator = torch.Generator().manual_seed(seed)
@@ -73,26 +73,35 @@ def replays(seeds: list[int], rows: int) -> list:
         return x, w, torch.randint(0, rows, (rows,), generator=generator)
 
     def step(x, w, order):
+        counts["steps"] += 1
         return (x * w).index_select(0, order).relu().sum(1)
 
     def capture(work):
-        captures[0] += 1
-        return simulated_capture(work)
+        counts["captures"] += 1
+        graph = simulated_capture(work)
+
+        def replay():
+            counts["replays"] += 1
+            graph.replay()
+
+        return Graph(replay, graph.outputs)
 
     captured = CapturedStep(step, inputs(0), capture)
+    counts["replays"] = counts["steps"] = 0
     results = [captured(*inputs(seed)) for seed in seeds]
-    made = [r.tolist() for r in results]
-    return [made, [step(*inputs(seed)).tolist() for seed in seeds], captures[0]]
+    counted = dict(counts)
+    return [[r.tolist() for r in results], [step(*inputs(seed)).tolist() for seed in seeds], counted]
 
 
 @hidden_check(LAB, "captured_step")
 def many_calls(remote: Remote) -> None:
     for rows in (1, 5):
-        got, want, captures = remote.call(replays, [3, 4, 5, 3], rows)
+        got, want, counts = remote.call(replays, [3, 4, 5, 3], rows)
         require(
             np.allclose(got, want, atol=1e-5), f"{rows} rows: results {got}, {want} expected after all calls were made"
         )
-        require(captures == 1, f"{captures} captures for four calls")
+        expected = {"captures": 1, "replays": 4, "steps": 0}
+        require(counts == expected, f"{counts} for four calls, {expected} expected")
 
 
 def refusals() -> list:

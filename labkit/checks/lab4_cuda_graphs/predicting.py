@@ -141,7 +141,9 @@ def _(answer) -> None:
     require(results[0] == results[1], "two predictors of seed 3 differ: where do the first weights come from?")
 
 
-aged_order = Question("aged_order", LAB, "the shortest goes first, and waiting earns its place")
+aged_order = Question(
+    "aged_order", LAB, "the shortest goes first, and waiting earns its place", refused=("labkit.simulate.prioritised",)
+)
 
 
 def ticket(number: int, arrival: float) -> Ticket:

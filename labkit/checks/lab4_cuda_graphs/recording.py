@@ -44,11 +44,15 @@ def _same(got: object, want: torch.Tensor, look_at: str) -> None:
 
 @captured_step.invariant("a call gives what the step gives for its inputs", share=2, stops=True)
 def _(answer) -> None:
-    made, _ = _made(answer)
+    made, capture = _made(answer)
     look_at = "the graph read other values than this call's: is every input copied into the buffer that was captured?"
     for seed in (3, 5, 7):
         inputs = _inputs(seed)
         _same(made(*inputs), _scaled_sum(*inputs), look_at)
+    require(
+        capture.replays >= 3,
+        f"{capture.replays} replays in three calls, one each expected: the graph is to do the work, not the step",
+    )
 
 
 @captured_step.invariant("one capture when it is made, one replay a call, and the step is not run again")
