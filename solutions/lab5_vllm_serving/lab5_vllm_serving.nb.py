@@ -150,7 +150,7 @@ def latencies(sent: float, token_times: tuple[float, ...]) -> dict:
 #
 # ## 3. Goodput
 #
-# A mean hides the user who waited ten seconds, and throughput counts him as a success. **Goodput** counts requests a second that keep the
+# A mean hides the user who waited ten seconds, and throughput counts that as a success. **Goodput** counts requests a second that keep the
 # whole objective, each judged by itself: TTFT at most so much **and** TPOT at most so much. A request without an answer kept nothing.
 
 
@@ -412,7 +412,8 @@ plt.show()
 # - **content**: all that agrees was found, and what follows is new.
 # - **all**: every whole block was found. One token at least is always computed, since its logits are needed.
 #
-# Chinese text takes more tokens a character than English in this tokenizer, so it fills blocks sooner. That is all that language does.
+# Chinese text takes more tokens a character than English in this tokenizer (the table below has how many), so it fills blocks sooner. That is all that
+# language does.
 
 
 # %% question="why_missed" points=3 hidden=2
@@ -484,11 +485,12 @@ def explore(client) -> list[dict]:
 
 pairs = session.ask("pairs", explore)
 try:
-    print(f"{'':<28}{'tokens':>7}{'found':>7}{'yours':>7}")
+    print(f"{'':<28}{'tokens':>7}{'a char':>8}{'found':>7}{'yours':>7}")
     for p in pairs:
         texts = {tuple(p["old"]): p["texts"][0], tuple(p["new"]): p["texts"][1]}
         hit, reason = why_missed(p["old"], p["new"], 32, lambda ids, texts=texts: texts[tuple(ids)])
-        print(f"{p['name']:<28}{len(p['new']):>7}{p['cached']:>7}{hit:>7}  {reason}")
+        tokens = len(p["new"])
+        print(f"{p['name']:<28}{tokens:>7}{tokens / len(p['texts'][1]):>8.2f}{p['cached']:>7}{hit:>7}  {reason}")
 except Exception as error:
     print(nothing_to_show(error, "question 8"))
 
