@@ -50,8 +50,11 @@ def _clean_meta(meta: dict) -> dict:
 
 
 def _encodable(text: str) -> str:
-    """Without half characters, which JSON can hold and no file can, and without NUL, which Python refuses."""
-    return text.encode("utf-8", "replace").decode("utf-8").replace("\x00", "")
+    """Without half characters, which JSON can hold and no file can, and without NUL, which Python refuses.
+
+    Lines end as in the release, whatever the editor and its system.
+    """
+    return text.encode("utf-8", "replace").decode("utf-8").replace("\x00", "").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _give_ids(cells: list[NotebookNode]) -> None:

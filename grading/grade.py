@@ -19,7 +19,7 @@ from grading.nbgrader_config import course_config
 from grading.pool import default_workers, process_context, run_all
 from grading.report import Line, print_table, write_csv
 from grading.sandbox import camp_copy, unavailable
-from grading.submissions import Submission, find_submissions
+from grading.submissions import Submission, composed, find_submissions
 from grading.worker import Graded, Job
 
 TAMPERED = ("tampered", "refused", "suspicious")
@@ -66,7 +66,7 @@ def grade_folder(
     lines += [
         Line(lab, s, "missing", notes="nothing was handed in")
         for lab in chosen
-        for s in options.roster
+        for s in map(composed, options.roster)
         if (s, lab) not in names
     ]
     table = options.csv or course.root / "grading" / "reports" / "grades.csv"

@@ -80,9 +80,14 @@ def _match(submitted: list[NotebookNode], graded: list[NotebookNode]) -> tuple[d
 def _same_role(cell: NotebookNode, source: NotebookNode) -> bool:
     """A stripped cell: the same text where the release locks it, a cell that defines the same names where not."""
     if source.metadata.nbgrader.locked:
-        return bool(cell.source == source.source)
+        return _without_margins(cell.source) == _without_margins(source.source)
     wanted = names(source.source)[0]
     return source.cell_type == "code" and bool(wanted) and wanted <= names(cell.source)[0]
+
+
+def _without_margins(text: str) -> str:
+    """Without blanks at the ends of lines and empty lines at the end, which editors add and take away."""
+    return "\n".join(line.rstrip() for line in text.rstrip().split("\n"))
 
 
 def _best(candidates: list[NotebookNode], source: NotebookNode) -> NotebookNode:

@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import json
 import re
+import unicodedata
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -23,8 +24,9 @@ from nbgrader.utils import parse_utc
 from grading.clean import clean_notebook
 from grading.course import Course
 from grading.places import MANIFEST, MAX_MANIFEST, Archive, Folder, Place, Unusable
+from labkit.workspace import STUDENT
 
-STUDENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,63}")
+ARCHIVES = (".7z", ".rar", ".tar", ".gz", ".tgz", ".bz2", ".xz")
 TIMESTAMP = "timestamp.txt"
 CLOCK_ERROR = timedelta(hours=1)  # by which a student's clock may be fast
 
@@ -55,7 +57,9 @@ def find_submissions(folder: Path, course: Course, labs: list[str]) -> list[Subm
         raise ValueError(f"{folder} is not a folder of submissions")
     known = course.labs()
     rivals: dict[tuple[str, str], list[Submission]] = {}
-    for found in _everything(folder, course, known):
+    everything = list(_everything(folder, course, known))
+    for found in [*everything, *_others(folder, {s.source for s in everything})]:
+        found.student = composed(found.student)
         if found.lab not in known:
             found.lab = labs[0] if len(labs) == 1 else "?"
         if found.lab in labs or found.lab == "?":
@@ -95,6 +99,22 @@ def _everything(folder: Path, course: Course, known: list[str]) -> Iterator[Subm
                 parts[0] if len(parts) > 1 else stem, _spelled(stem, known), folder / name,
                 problem=f"{name} lies where no submission is looked for: <student>/<lab>/<lab>.ipynb, or a zip file",
             )  # fmt: skip
+
+
+def _others(folder: Path, found: set[Path]) -> Iterator[Submission]:
+    """A row for each folder in which nothing was found, and for each archive that is none of ours."""
+    for place in sorted(p for p in folder.iterdir() if not p.name.startswith((".", "__MACOSX"))):
+        if place.is_dir() and not any(source.is_relative_to(place) for source in found):
+            there = _some(Folder(place).names)
+            yield Submission(place.name, "", place, problem=f"no notebook and no zip file is in it; there: {there}")
+        elif place.suffix.lower() in ARCHIVES:
+            problem = f"{place.name} is no zip file: unpack it, and pack it as one"
+            yield Submission(place.name.partition(".")[0], "", place, problem=problem)
+
+
+def composed(name: str) -> str:
+    """A name with each accented letter as one character: macOS writes two, and the roster may hold either."""
+    return unicodedata.normalize("NFC", name)
 
 
 def _spelled(text: str, known: list[str]) -> str:
@@ -202,6 +222,7 @@ def _moment(text: str) -> datetime | None:
 
 def _take(submission: Submission, place: Place, manifest: dict, course: Course) -> None:
     """Read the notebook, and note what else is to know of the place."""
+    submission.student = composed(submission.student)
     if not STUDENT.fullmatch(submission.student):
         raise Unusable(f"{submission.student!r} is not a student's name: letters, digits and ._@+- only")
     chosen = _choose(place, submission)

@@ -63,13 +63,15 @@ def refusal(cells: list[Cell], question: str) -> str:
 
     Looked at: the solution cells that the answer depends on, by the rules of this question and of their own, and of the
     student's other cells those statements that define what it uses. So a scratch cell costs nobody a point, and a later
-    cell that defines the answer anew counts.
+    cell that defines the answer anew counts. What the release says too, a second `import labkit` or a copy of the setup
+    cell, is not the student's.
     """
     from labkit.checks import find_question, forbidden
 
     checked = f"{question}_check"
     cells = [replace(c, source=";".join(names(c.source)[1] - {"labkit"})) if c.id == checked else c for c in cells]
-    parts = [part for cell in cells for part in _statements(cell)]
+    release = {part.source for cell in cells if cell.is_locked for part in _split(cell)}
+    parts = [part for cell in cells for part in _statements(cell) if part.is_locked or part.source not in release]
     used = [c for c in needed(parts, {question, checked} & {c.id for c in cells}) if c.id != checked]
     used = _with_touched(parts, used)
     context = "\n".join(plain_python(c.source) for c in used if c.is_locked)
@@ -122,17 +124,24 @@ def _puts_into(cell: Cell, helpers: frozenset[str]) -> bool:
 
 
 def _statements(cell: Cell) -> list[Cell]:
-    """A cell that is neither locked nor an answer, as one cell for each statement and each imported module."""
-    if cell.is_locked or cell.is_solution:
-        return [cell]
+    """A cell that is neither locked nor an answer, in its parts; one that is, as it stands."""
+    return [cell] if cell.is_locked or cell.is_solution else _split(cell)
+
+
+def _split(cell: Cell) -> list[Cell]:
+    """The cell as one for each statement and each imported module or name."""
     try:
         body = ast.parse(plain_python(cell.source)).body
     except (SyntaxError, ValueError, RecursionError):
         return [cell]
     single: list[ast.stmt] = []
     for statement in body:
-        split = isinstance(statement, ast.Import)
-        single += [ast.Import([alias]) for alias in statement.names] if split else [statement]  # type: ignore[attr-defined]
+        if isinstance(statement, ast.Import):
+            single += [ast.Import([alias]) for alias in statement.names]
+        elif isinstance(statement, ast.ImportFrom):
+            single += [ast.ImportFrom(statement.module, [alias], statement.level) for alias in statement.names]
+        else:
+            single.append(statement)
     try:
         return [replace(cell, source=ast.unparse(s)) for s in single] or [cell]
     except RecursionError:  # a sum of a thousand terms

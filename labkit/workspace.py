@@ -18,7 +18,7 @@ import labkit
 from labkit.cells import Cell, read_cells
 
 RECORD = ".labkit.json"  # in a working folder: for each file, the hashes of the releases that it was given
-STUDENT = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,63}")
+STUDENT = re.compile(r"\w[\w.@+-]{0,63}")  # letters of any alphabet
 NOBODY = {"admin", "ec2-user", "jovyan", "nobody", "root", "runner", "ubuntu", "user"}  # accounts that name no student
 
 

@@ -52,6 +52,16 @@ def test_the_cell_that_holds_the_answer_is_the_answer(course, release, accident)
         assert f"def {question}(" in answers[question], f"another cell was taken for {question}"
 
 
+def test_a_notebook_whose_lines_end_otherwise_is_matched_by_its_text(course, release):
+    notebook = toy.solved(course)
+    for cell in notebook.cells:
+        cell.metadata.pop("nbgrader", None)
+        cell.source = cell.source.replace("\n", "  \r\n") + "\r\n"
+    SCENARIOS["changed_cell_ids"].edit(notebook)
+    _, notes = repair(clean_notebook(nbformat.writes(notebook)).cells, release.cells)
+    assert notes and all(note.endswith("its metadata was restored") for note in notes), notes
+
+
 def test_an_untouched_notebook_needs_no_repair(course, release):
     assert repair(toy.solved(course).cells, release.cells)[1] == []
 

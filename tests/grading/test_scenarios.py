@@ -65,6 +65,7 @@ def graded(tmp_path_factory, request) -> Class:
     toy.hand_in(handed_in, "broken_json", '{"cells": [')
     toy.hand_in(handed_in, "no_notebook", "just text", name="answers.txt")
     toy.hand_in(handed_in, "renamed", toy.solved(course), name=f"{LAB}-Copy1.ipynb")
+    toy.hand_in(handed_in, "张伟", toy.solved(course), name="我的作业.ipynb")
     with socket.create_server(("127.0.0.1", 0)) as server, pytest.MonkeyPatch.context() as patch:
         patch.setenv("CAMP_TEST_SECRET", "the grader's own")
         spy = toy.solved(course)
@@ -98,8 +99,10 @@ def test_a_broken_file_fails_alone_with_a_sentence(graded: Class):
     assert graded.lines["no_notebook"].status == "failed" and f"no {LAB}.ipynb" in graded.lines["no_notebook"].notes
 
 
-def test_a_renamed_notebook_is_found(graded: Class):
-    assert graded.lines["renamed"].score == 10.0 and "renamed" in graded.lines["renamed"].notes
+def test_a_renamed_notebook_is_found_whatever_the_alphabet(graded: Class, tmp_path):
+    for student in ("renamed", "张伟"):
+        assert graded.lines[student].score == 10.0 and "renamed" in graded.lines[student].notes
+    assert "(Score: 10.0 / 10.0)" in gradebook.feedback(graded.course, LAB, "张伟", tmp_path).read_text()
 
 
 def test_the_csv_names_the_failed_the_tampered_and_the_missing(graded: Class):

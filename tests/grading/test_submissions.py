@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import unicodedata
 import zipfile
 from pathlib import Path
 
@@ -93,6 +94,25 @@ def test_a_zip_that_swells_is_refused(inbox, course, monkeypatch):
 def test_a_name_that_could_leave_the_folder_is_refused(inbox, course, text, name):
     zipped(inbox / "in.zip", text, {"student": name})
     assert "not a student's name" in only(inbox, course).problem
+
+
+@pytest.mark.parametrize("name", ["张伟", "José", "Жанна.Д"])
+def test_a_name_in_any_alphabet_is_a_students_however_its_accents_are_written(inbox, course, text, name):
+    toy.hand_in(inbox, unicodedata.normalize("NFD", name), text)
+    zipped(inbox / "in.zip", text, {"student": name})
+    found = only(inbox, course)
+    assert (found.student, found.problem) == (name, "") and "of 2 this one counts" in "".join(found.flags)
+
+
+def test_what_holds_no_submission_gets_a_line(inbox, course, text):
+    toy.hand_in(inbox, "ann", text)
+    for name in ("bob/answers.7z", "carl/notes.txt", "dora.tar.gz", ".git/config", "__MACOSX/x", "roster.txt"):
+        (inbox / name).parent.mkdir(exist_ok=True)
+        (inbox / name).write_bytes(b"x")
+    (inbox / "emil").mkdir()
+    problems = {student: s.problem for student, s in named(inbox, course).items()}
+    assert problems.keys() == {"ann", "bob", "carl", "dora", "emil"} and problems["ann"] == ""
+    assert "there: answers.7z" in problems["bob"] and "dora.tar.gz is no zip file" in problems["dora"]
 
 
 def test_a_link_is_not_followed(inbox, course, text):

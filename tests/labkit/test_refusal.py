@@ -2,8 +2,9 @@
 
 import pytest
 
-from labkit.cells import Cell
-from labkit.labcheck import refusal
+from grading import build
+from labkit.cells import Cell, read_cells
+from labkit.labcheck import graded_questions, refusal
 
 ANSWER = "def row_softmax(x):\n    return tools[0](x, -1)\n"
 CHECK = 'labkit.score(labkit.check("row_softmax", row_softmax), points=1)'
@@ -35,3 +36,24 @@ def test_comparing_ones_own_helper_with_what_is_forbidden_costs_nothing():
         "print(torch.allclose(mine(1, 2), torch.softmax(1, 2)))",
     )
     assert refusal(list(cells(*scratch)), "row_softmax") == ""
+
+
+HONEST = {
+    "a second import": "import labkit",
+    "a copy of the setup cell": "SETUP",
+    "more of labkit beside what setup imports": "from labkit import device, quantlab, serve, models, meter, plots",
+    "a call of the checks": "import labkit\nlabkit.score(labkit.check('x', print))",
+    "a look at the shipped answers": "from kernels import reference\nprint(labkit.checks, reference)",
+    "the system": "import os, sys, time, math, inspect\nos.environ['X'] = str(time.time())",
+}
+
+
+@pytest.mark.parametrize("scratch", HONEST.values(), ids=HONEST.keys())
+@pytest.mark.parametrize("lab", build.labs())
+def test_an_honest_scratch_cell_costs_no_question_a_point(lab, scratch):
+    solution = read_cells(build.ROOT / "solutions" / lab / f"{lab}.ipynb")
+    setup = next(c.source for c in solution if c.id == "setup")
+    cells = [*solution[:1], Cell("scratch", setup if scratch == "SETUP" else scratch), *solution[1:]]
+    said = {q: refusal(cells, q) for q in graded_questions(solution)}
+    refused = {q: why for q, why in said.items() if why}
+    assert not refused, f"{scratch!r} in a scratch cell costs {len(refused)} questions all their points: {refused}"
