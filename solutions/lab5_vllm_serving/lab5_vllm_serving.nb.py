@@ -958,8 +958,8 @@ def main_effects(cells: dict[tuple[bool, bool], list[float]]) -> dict[str, float
 # <details><summary>Hint 3: the shape of the code</summary>A dictionary of four mean logarithms; two lists of two differences; three times
 # <code>math.exp</code>.</details>
 #
-# The runs below were recorded on an NVIDIA H200: Qwen3-8B's shape, four requests at once that share a prompt of 2,016 tokens with an earlier one, a new
-# prefix for each of eight runs.
+# Runs of vLLM on a GPU, as `labkit bench vllm` records them: Qwen3-8B's shape, four requests at once that share a prompt of 2,016 tokens with an earlier
+# one, a new prefix for each of eight runs.
 
 # %%
 recorded = engines.recorded_factorial()
@@ -970,7 +970,7 @@ try:
     if not recorded:
         print("no run is recorded yet: `labkit bench vllm` makes one on a GPU")
 except Exception as error:
-    print("solve the question first:", type(error).__name__)
+    print(nothing_to_show(error, "question 15"))
 
 # %%
 factorial_chart(recorded)
