@@ -90,6 +90,8 @@ def test_the_quoted_figures_follow_from_the_rows():
         assert quoted(beginning)[:3] == pytest.approx([rtn[i].ours, awq[i].ours, best[i].ours], abs=6e-4)
     won = [100 * (1 - row.ours / row.peers["rtn"]) for row in kl("int3 g64, AWQ scales, clip and GPTQ")]
     assert quoted("AWQ's scales with GPTQ win back")[:2] == pytest.approx(won, abs=0.06)
+    autoawq = [row.ours for row in kl("int4 g64, AutoAWQ 0.2.9")]
+    assert quoted("tokens of the same books: KL")[:2] == pytest.approx(autoawq, abs=6e-4)
     clamp = kl("int4 per channel, clamp at 3 sigma")[0]
     assert quoted("a clamp at 3 sigma, KL on Persuasion:")[:2] == pytest.approx(
         [clamp.ours, clamp.peers["rtn"]], abs=6e-4
