@@ -82,6 +82,6 @@ def test_the_backend_for_gpus_captures_decode_steps_only_and_sits_in_the_slot_cu
 
     from labkit.serve.plugins.attention_cuda import LabBackend
 
-    assert LabBackend.get_name() == "CUSTOM" and LabBackend.get_impl_cls().__mro__[1].__name__ == "TritonAttentionImpl"
+    assert LabBackend.get_name() == "CUSTOM" and LabBackend.get_impl_cls().__mro__[2].__name__ == "TritonAttentionImpl"
     support = LabBackend.get_builder_cls()._cudagraph_support
     assert support == AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE

@@ -129,6 +129,28 @@ def run(function: Attention, impl: Any, query: torch.Tensor, kv_cache: torch.Ten
     return out
 
 
+class Served:
+    """What our layers have in common, before vLLM's own class in the order of inheritance.
+
+    attention: the function that is proved for this layer; None where vLLM's own stays. fault: why.
+    """
+
+    attention: Attention | None = None
+    fault: str = ""
+    kv_cache: torch.Tensor | None = None
+    halves: tuple[torch.Tensor, torch.Tensor]
+
+    def forward(
+        self, layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor,
+        attn_metadata: Any, output: torch.Tensor, *args: Any, **kwargs: Any,
+    ) -> torch.Tensor:  # fmt: skip
+        """See `run`; attn_metadata is None while the engine warms up, or measures its memory."""
+        if self.attention is None or attn_metadata is None:
+            stock: Any = super()
+            return stock.forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
+        return run(self.attention, self, query, kv_cache, attn_metadata, output)
+
+
 def views(impl: Any, kv_cache: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """`halves` of a layer's cache, which is the same tensor in each step."""
     if impl.kv_cache is not kv_cache:

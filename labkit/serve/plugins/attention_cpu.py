@@ -14,13 +14,8 @@ from vllm.v1.attention.backends.cpu_attn import (
 from labkit.serve.plugins import attention
 
 
-class LabImpl(CPUAttentionBackendImpl):
-    """attention: the function that is proved for this layer; None where vLLM's own stays. fault: why."""
-
-    attention: attention.Attention | None = None
-    fault: str = ""
-    kv_cache: torch.Tensor | None = None
-    halves: Any = None
+class LabImpl(attention.Served, CPUAttentionBackendImpl):
+    """Around vLLM's attention of CPUs."""
 
     def do_kv_cache_update(
         self, layer: Any, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor
@@ -35,15 +30,6 @@ class LabImpl(CPUAttentionBackendImpl):
         k_cache[slots // block_size, slots % block_size] = key[:tokens][real]
         v_cache[slots // block_size, slots % block_size] = value[:tokens][real]
         return None
-
-    def forward(
-        self, layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor,
-        attn_metadata: Any, output: torch.Tensor, *args: Any, **kwargs: Any,
-    ) -> torch.Tensor:  # fmt: skip
-        """See `attention.run`; attn_metadata is None while the engine warms up."""
-        if self.attention is None or attn_metadata is None:
-            return super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
-        return attention.run(self.attention, self, query, kv_cache, attn_metadata, output)
 
 
 class LabBuilder(CPUAttentionMetadataBuilder):

@@ -16,13 +16,8 @@ from vllm.v1.attention.backends.triton_attn import (
 from labkit.serve.plugins import attention
 
 
-class LabImpl(TritonAttentionImpl):
-    """attention: the function that is proved for this layer; None where vLLM's Triton attention stays. fault: why."""
-
-    attention: attention.Attention | None = None
-    fault: str = ""
-    kv_cache: torch.Tensor | None = None
-    halves: Any = None
+class LabImpl(attention.Served, TritonAttentionImpl):
+    """Around vLLM's Triton attention."""
 
     def do_kv_cache_update(
         self, layer: Any, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor, slot_mapping: torch.Tensor
@@ -35,15 +30,6 @@ class LabImpl(TritonAttentionImpl):
             key, value, k_cache, v_cache, slot_mapping, self.kv_cache_dtype, layer._k_scale, layer._v_scale
         )
         return None
-
-    def forward(
-        self, layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, kv_cache: torch.Tensor,
-        attn_metadata: Any, output: torch.Tensor, *args: Any, **kwargs: Any,
-    ) -> torch.Tensor:  # fmt: skip
-        """See `attention.run`; attn_metadata is None while the engine measures its memory."""
-        if self.attention is None or attn_metadata is None:
-            return super().forward(layer, query, key, value, kv_cache, attn_metadata, output, *args, **kwargs)
-        return attention.run(self.attention, self, query, kv_cache, attn_metadata, output)
 
     def fused_output_quant_supported(self, quant_key: Any) -> bool:
         """No: our kernels write the output as it is."""
