@@ -20,7 +20,10 @@ from grading.grade import Options, grade_folder
 from grading.report import Line
 from grading.sandbox import unavailable
 
-pytestmark = pytest.mark.skipif(bool(unavailable()), reason=f"no sandbox here: {unavailable()}")
+pytestmark = [
+    pytest.mark.skipif(bool(unavailable()), reason=f"no sandbox here: {unavailable()}"),
+    pytest.mark.timeout(900),  # one class, graded once for all tests: two kernels for each of some fifty students
+]
 
 SETTINGS = {"cell_seconds": float(toy.CELL_SECONDS), "longest_cell_seconds": float(toy.CELL_SECONDS)}
 ALWAYS = {"perfect", "a_changed_data_file", "an_endless_print", "the_hidden_checks_looked_for_in_the_history"}
