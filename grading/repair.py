@@ -42,7 +42,15 @@ def repair(submitted: list[NotebookNode], release: list[NotebookNode]) -> tuple[
     found, notes = _match(submitted, graded)
     owner = {id(cell): grade_id for grade_id, cell in found.items()}
     by_name = {c.metadata.nbgrader.grade_id: c for c in graded}
-    cells = [_restored(cell, by_name.get(owner.get(id(cell), ""))) for cell in submitted]
+    cells: list[NotebookNode] = []
+    for cell in submitted:
+        source = by_name.get(owner.get(id(cell), ""))
+        cells.append(_restored(cell, source))
+        if source is not None and _is_edited(cell, source):
+            cells.append(_restored(cell, None))
+            notes.append(
+                f"{source.metadata.nbgrader.grade_id}: it was edited, and what the student wrote runs after it"
+            )
     notes += [
         f"{grade_id}: its points were changed"
         for grade_id, cell in found.items()
@@ -83,6 +91,15 @@ def _same_role(cell: NotebookNode, source: NotebookNode) -> bool:
         return _without_margins(cell.source) == _without_margins(source.source)
     wanted = names(source.source)[0]
     return source.cell_type == "code" and bool(wanted) and wanted <= names(cell.source)[0]
+
+
+def _is_edited(cell: NotebookNode, source: NotebookNode) -> bool:
+    """Whether a student has written into a cell that the release locks: an import among those of the setup cell, say.
+
+    The release's text is put back; what was added there is work all the same, and runs as a cell of the student's own.
+    """
+    given = cell.cell_type == source.cell_type == "code" and source.metadata.nbgrader.locked
+    return given and not source.metadata.nbgrader.grade and not _same_role(cell, source) and bool(cell.source.strip())
 
 
 def _without_margins(text: str) -> str:

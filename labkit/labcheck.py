@@ -49,9 +49,17 @@ def graded_questions(cells: list[Cell]) -> list[str]:
 
 
 def restored(cells: list[Cell], release: list[Cell]) -> list[Cell]:
-    """The student's cells with every locked cell as the release has it; a deleted one comes back in its place."""
+    """The student's cells with every locked cell as the release has it; a deleted one comes back in its place.
+
+    What a student has written into one that is no check, an import say, runs after it as a cell of the student's own.
+    """
     locked = {c.id: c for c in release if c.is_locked}
-    result = [locked.get(c.id, c) for c in cells]
+    result = []
+    for cell in cells:
+        given = locked.get(cell.id, cell)
+        result.append(given)
+        if given.points is None and given.source != cell.source:
+            result.append(Cell(f"{cell.id}_edited", cell.source))
     for before, cell in zip([None, *release], release, strict=False):
         if cell.is_locked and cell not in result:
             result.insert(next((n + 1 for n, c in enumerate(result) if before and c.id == before.id), 0), cell)

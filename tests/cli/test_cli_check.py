@@ -85,6 +85,13 @@ def test_an_edited_or_deleted_check_cell_changes_nothing(camp):
     assert camp.run("check", "lab1").exit_code == 0
 
 
+def test_an_import_added_to_the_setup_cell_is_there_for_the_answers(camp):
+    answers = SOLVED | {"double": "def double(x):\n    return operator.mul(x, 2)"}
+    camp.write_mine(toy_notebook(answers).replace("import labkit", "import labkit\\nimport operator", 1))
+    result = camp.run("check", "lab1")
+    assert result.exit_code == 0, result.stdout
+
+
 def test_a_deleted_answer_is_missing_and_the_rest_is_checked(camp):
     camp.write_mine(toy_notebook(SOLVED, without=("triple",)))
     result = camp.run("check", "lab1", "--json")

@@ -256,6 +256,12 @@ def displays_and_messages_that_are_not_valid(nb):
     )
 
 
+@scenario(note="setup: it was edited")
+def an_import_among_those_of_the_setup_cell(nb):
+    nb.cells[at(nb, "setup")].source += "\nimport fractions"
+    answer(nb, "ceil_div", "def ceil_div(n, size):\n    return int(fractions.Fraction(n + size - 1) // size)")
+
+
 @scenario()
 def answers_in_numpys_numbers(nb):
     answer(nb, "ceil_div", "def ceil_div(n, size):\n    return np.int64(-(-n // size))")
