@@ -75,6 +75,11 @@ def test_at_three_bits_at_least_45_percent_of_what_rounding_loses_is_won_back():
     assert sum(won) / len(won) >= 0.45
 
 
+def test_every_recipe_is_recorded_and_autoawq_itself():
+    recorded = {case.rsplit(": ", 1)[0] for case in rows()}
+    assert recorded == {*recipes(), "int4 g64, AutoAWQ 0.2.9"}
+
+
 def test_each_row_lies_in_its_interval_and_beside_the_right_rounding():
     table = rows()
     for case, row in table.items():
