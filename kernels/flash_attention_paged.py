@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from kernels.flash_attention import LN_2, LOG2_E, locate, softmax_step
-from kernels.relaunch import Relauncher
+from kernels.relaunch import relaunch
 from kernels.validate import FLOATS, require, require_caches, require_ints, require_tensors, require_type
 from kernels.variants import takes_hopper
 
@@ -124,7 +124,6 @@ def _paged_prefill_kernel(
 
 
 HOPPER_FROM = 1024  # tokens in a batch: from here on flash_attention_paged_hopper may be faster
-_relaunch = Relauncher(_paged_prefill_kernel)
 
 
 @dataclass(frozen=True)
@@ -215,8 +214,8 @@ def launch(
     block_m = max(plan.block_m, triton.next_power_of_2(group))
     tiles = num_tokens // (block_m // group) + num_seqs
     k_strides, v_strides = k_cache.stride()[:3], v_cache.stride()[:3]
-    _relaunch(
-        (tiles, num_kv_heads, 1),
+    relaunch(
+        _paged_prefill_kernel, (tiles, num_kv_heads, 1),
         (q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, out, lse, num_seqs, scale * LOG2_E.value,
          *q.stride()[:2], *k_strides, *v_strides, block_table.stride(0), *out.stride()[:2],
          lse.stride(0) if lse is not None else 0),

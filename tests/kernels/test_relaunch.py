@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from kernels.relaunch import Relauncher
+from kernels.relaunch import relaunch
 
 
 class Compiled:
@@ -43,9 +43,9 @@ def kernel():
 
 
 def test_the_second_launch_calls_what_the_first_compiled_with_its_own_arguments(kernel):
-    relaunch, x, y = Relauncher(kernel), torch.zeros(4), torch.zeros(4)
-    relaunch((2, 1, 1), (x, 3, 5), (64,), num_warps=4)
-    relaunch((7, 1, 1), (y, 3, 6), (64,), num_warps=4)
+    x, y = torch.zeros(4), torch.zeros(4)
+    relaunch(kernel, (2, 1, 1), (x, 3, 5), (64,), num_warps=4)
+    relaunch(kernel, (7, 1, 1), (y, 3, 6), (64,), num_warps=4)
     assert kernel.compiled == [((2, 1, 1), (x, 3, 5, 64), {"num_warps": 4})]
     assert len(kernel.relaunched) == 1 and kernel.relaunched[0][0] == (7, 1, 1)
     assert kernel.relaunched[0][1][0] is y and kernel.relaunched[0][1][1:] == (3, 6, 64)
@@ -65,13 +65,10 @@ def test_the_second_launch_calls_what_the_first_compiled_with_its_own_arguments(
     ids=["alignment", "dtype", "no tensor", "divisible", "one", "constexpr", "option"],
 )
 def test_whatever_triton_specializes_on_is_compiled_anew(kernel, changed):
-    relaunch, plain = Relauncher(kernel), {"x": torch.zeros(4), "n": 3, "size": 64, "num_warps": 4}
-    other = torch.zeros(1)
+    plain = {"x": torch.zeros(4), "n": 3, "size": 64, "num_warps": 4}
     for given in (plain, plain | changed):
-        arguments = (other if given["x"] is None else given["x"], given["n"], 5)
-        if given["x"] is None:
-            arguments = (None, given["n"], other)
-        relaunch((1, 1, 1), arguments, (given["size"],), num_warps=given["num_warps"])
+        arguments = (given["x"], given["n"], torch.zeros(1))
+        relaunch(kernel, (1, 1, 1), arguments, (given["size"],), num_warps=given["num_warps"])
     assert len(kernel.compiled) == 2 and not kernel.relaunched
 
 
@@ -83,5 +80,5 @@ def test_in_the_interpreter_it_launches():
 
     x, out = torch.arange(5.0), torch.zeros(5)
     for _ in range(2):
-        Relauncher(double)((1, 1, 1), (x, out, 4), (8,), num_warps=1)
+        relaunch(double, (1, 1, 1), (x, out, 4), (8,), num_warps=1)
     assert out.tolist() == [0, 2, 4, 6, 0]
