@@ -860,7 +860,7 @@ except Exception as error:
 # %% [markdown]
 # On a GPU the same plugin runs `kernels/paged_attention.py` inside CUDA graphs. Recorded there, the worst case on top: how many times as fast a decode
 # step is with our attention as with two of vLLM's own. A step of the 0.6B shape takes about 2 ms, which is the host's time more than the GPU's, and its rounds
-# differed by up to half: those dots say little about attention, the 8B ones do.
+# differed by tens of percent: those dots say little about attention, the 8B ones do.
 
 # %%
 plots.evidence_chart("vllm", most=32, variant="attention", unit="ms a step")
