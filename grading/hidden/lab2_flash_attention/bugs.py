@@ -19,6 +19,7 @@ LAB = "lab2_flash_attention"
 def negative_rows(remote: Remote) -> None:
     for cols in (5, 77):
         x = -2 - np.abs(random(3, cols, seed=cols))
+        x[1] *= np.float32(1e33)
         compare.equal(remote.call(launching, "fixed_row_max", x), x.max(axis=1), f"the maxima of rows of {cols}")
 
 

@@ -12,6 +12,7 @@ import torch
 
 from grading.blackbox import Remote, hidden_check, require
 from labkit.checks import compare
+from labkit.checks.lab2_flash_attention.first_kernels import softmax_peer
 from labkit.checks.lab2_flash_attention.numerics import summary
 
 LAB = "lab2_flash_attention"
@@ -51,8 +52,7 @@ def odd_rows(remote: Remote) -> None:
     for cols, factor, shift in ((33, 1.0, 0.0), (129, 200.0, 0.0), (60, 1.0, -500.0)):
         x = torch.from_numpy(random(5, cols, seed=cols) * np.float32(factor) + np.float32(shift))
         got = remote.call(launching, "row_softmax", x.numpy())
-        peer = torch.softmax(x, -1)
-        compare.close(got, torch.softmax(x.double(), -1), peer, f"softmax of rows of {cols}")
+        compare.close(got, torch.softmax(x.double(), -1), softmax_peer(x), f"softmax of rows of {cols}")
 
 
 @hidden_check(LAB, "merge_softmax")

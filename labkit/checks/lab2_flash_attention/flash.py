@@ -238,10 +238,10 @@ def _(answer) -> float:
 
 @flash_varlen.invariant("no access outside the tensors, and no work for tiles that are not there")
 def _(answer) -> None:
-    case, cu = _packed([64, 3, 3, 3], 1, 1, 34)
-    count = traffic.stays_inside(answer, case.q, case.k, case.v, cu, 64, case.scale)
-    tiles = 3 + 3  # row tiles of 32: the long sequence reads 1 + 2 key tiles, each short one its own 3 rows
-    most = case.q.numel() * 2 + tiles * 2 * 32 * 64 * 2 + 64 * 8
+    case, cu = _packed([96, *[31] * 6], 1, 1, 34)
+    count = traffic.stays_inside(answer, case.q, case.k, case.v, cu, 96, case.scale)
+    tiles = 9 + 6  # in tiles of 32 rows and 32 keys: 3 times 3 for the long sequence, one for each short one
+    most = case.q.numel() * 2 + tiles * 2 * 32 * 64 * 2 + 3 * 7 * 2 * 8
     require(
         count.bytes_loaded <= most,
         f"{count.bytes_loaded} bytes loaded, {most} are enough: do tiles past a sequence's end load?",

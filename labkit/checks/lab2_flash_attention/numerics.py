@@ -7,6 +7,7 @@ import math
 from unittest import mock
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from labkit.checks.contract import Failed, Question, require
 from labkit.checks.values import close
@@ -144,6 +145,30 @@ def _(answer) -> None:
         mock.patch.multiple(torch.Tensor, exp=no_exp, softmax=no_exp),
     ):
         answer(s, 1.0)
+
+
+class Multiplications(TorchDispatchMode):
+    """Counts the products and quotients of `size` elements that are computed before the first exp2."""
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.size, self.count, self.ended = size, 0, False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        """Run `func`, and count it if it is one of those."""
+        out = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__.rstrip("_")
+        self.ended |= name == "exp2"
+        self.count += name in ("mul", "div") and not self.ended and out.numel() == self.size
+        return out
+
+
+@softmax_base2.invariant("one multiplication a score")
+def _(answer) -> None:
+    s, _v = _pieces(8, 8)
+    with Multiplications(s.numel()) as seen:
+        answer(s, 0.5)
+    require(seen.count <= 1, f"{seen.count} multiplications of each score before exp2: fold scale and log2(e) first")
 
 
 QUESTIONS = [merge_softmax, stall_point, softmax_base2]
