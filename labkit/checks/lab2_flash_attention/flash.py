@@ -93,8 +93,9 @@ def _(answer) -> float:
     for dtype in _dtypes():
         case = make_case(48, 80, heads=3, head_dim=128, dtype=dtype, seed=5)
         ratios.append(agree(answer, case, f"{dtype}, 3 heads of 128, tiles of 32 and 16", block_m=32, block_n=16))
+    # near-equal scores, so that the sum of one tile of 64 keys passes 65,504 as well
     look_at = "1,000 keys with values near 2,000: their weighted sum passes 65,504, so is it taken in fp32?"
-    ratios.append(agree(answer, make_case(16, 1000, seed=6, offset=2000.0), look_at))
+    ratios.append(agree(answer, make_case(16, 1000, seed=6, loudness=0.1, offset=2000.0), look_at))
     return max(ratios)
 
 
