@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from abc import ABC, abstractmethod
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, cast
 
@@ -15,7 +16,7 @@ class Unusable(Exception):
     """A submission that cannot be graded, and why."""
 
 
-class Place:
+class Place(ABC):
     """Files of one submission. names: relative, with /, without what operating systems and editors leave behind."""
 
     def __init__(self, names: list[str]) -> None:
@@ -46,8 +47,9 @@ class Place:
         except UnicodeDecodeError:
             raise Unusable(f"{name} is not a text file") from None
 
+    @abstractmethod
     def _open(self, name: str) -> BinaryIO:
-        raise NotImplementedError
+        """A file that is there, to be read."""
 
 
 class Folder(Place):

@@ -123,9 +123,6 @@ def _paged_prefill_kernel(
         tl.store(lse_ptr + head.to(tl.int64) * stride_lh + query, lse, mask=live)
 
 
-HOPPER_FROM = 1024  # tokens in a batch: from here on flash_attention_paged_hopper may be faster
-
-
 @dataclass(frozen=True)
 class Plan:
     """How one shape is launched; any values are correct. block_m: rows (token, head) in a tile. block_n: keys."""

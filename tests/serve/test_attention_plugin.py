@@ -22,6 +22,7 @@ def step(lengths: list[int], chunks: list[int], padded: int = 0) -> tuple:
     metadata = SimpleNamespace(
         num_actual_tokens=len(q) + padded,
         max_query_len=max(chunks),
+        max_seq_len=max(lengths),
         query_start_loc=torch.cat((starts, starts[-1] + torch.arange(1, padded + 1, dtype=torch.int32))),
         seq_lens=torch.cat((seq_lens, zeros)),
         block_table=torch.cat((table, torch.full((padded, table.shape[1]), 999, dtype=torch.int32))),
@@ -44,6 +45,18 @@ def test_prompts_among_decode_steps_go_through_the_other_kernel():
     impl, query, kv_cache, metadata, out, want = step([20, 17, 33], [1, 17, 9])
     attention.run(attention.kernels_attention, impl, query, kv_cache, metadata, out)
     assert torch.allclose(out[:27].float(), want.float(), atol=2e-3)
+
+
+@pytest.mark.parametrize(("longest", "checked"), [(33, False), (2**23, True)])
+def test_a_step_that_the_host_waits_for_is_launched_unchecked_and_no_other(monkeypatch, longest, checked):
+    called = []
+    monkeypatch.setattr(attention, "paged_prefill", lambda *a, **kw: called.append(True))
+    impl, query, kv_cache, metadata, out, want = step([20, 17, 33], [1, 17, 9])
+    metadata.max_seq_len = longest
+    attention.run(attention.kernels_attention, impl, query, kv_cache, metadata, out)
+    assert bool(called) == checked, "a long context is worth the kernel that takes longer to launch"
+    assert checked or torch.allclose(out[:27].float(), want.float(), atol=2e-3)
+    assert not attention.is_light(1024, 1), "as many tokens keep the GPU busy whatever the context"
 
 
 def test_a_block_table_with_rows_to_spare_is_cut():

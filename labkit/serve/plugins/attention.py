@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from kernels import flash_attention_paged
-from kernels.flash_attention_paged import HOPPER_FROM, paged_prefill
+from kernels.flash_attention_paged import paged_prefill
 from kernels.paged_attention import Workspace, paged_attention
 from labkit.serve import plugins
 from labkit.serve.plugins import gate
@@ -80,12 +80,18 @@ def chosen() -> Attention:
 def kernels_attention(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, block_table: torch.Tensor, seq_lens: torch.Tensor,
     cu_seqlens_q: torch.Tensor, scale: float, out: torch.Tensor | None = None, decode: bool = False,
+    light: bool = False,
 ) -> torch.Tensor:  # fmt: skip
     """`kernels.paged_attention` for a batch of decode steps, `kernels.flash_attention_paged` for all others.
 
     Arguments as in `Attention`. out: written and returned, if given. decode: whether every sequence has one query,
-    which is known on the host; read from the device, it would break a graph's capture.
+    which is known on the host; read from the device, it would break a graph's capture. light: see `is_light`; the
+    portable kernel then runs unchecked, on shapes that `gate` has proved, and out may have unused rows.
     """
+    if light:
+        out = torch.empty_like(q) if out is None else out
+        flash_attention_paged.launch(q, k_cache, v_cache, block_table, seq_lens, cu_seqlens_q, out, None, scale)
+        return out
     if decode and q.shape[0] == seq_lens.shape[0]:
         workspace = workspace_for(q.shape[1], k_cache.shape[2], q.shape[2], q.dtype, q.device)
         return paged_attention(q, k_cache, v_cache, block_table, seq_lens, scale=scale, out=out, workspace=workspace)
@@ -108,25 +114,33 @@ def run(function: Attention, impl: Any, query: torch.Tensor, kv_cache: torch.Ten
 
     kv_cache: [num_blocks, num_kv_heads, block_size, 2 * head_dim], K and V side by side, in any memory order.
 
-    A step with prompts runs layer by layer between pieces of graphs, at the pace of the host. There our kernel is
-    launched without the checks that `paged_prefill` begins with, on shapes that `gate` has proved, and nothing is cut.
+    A step with prompts runs layer by layer between pieces of graphs, and if it is light, at the pace of the host: there
+    nothing is checked and nothing is cut.
     """
     tokens, table, seq_lens = metadata.num_actual_tokens, metadata.block_table, metadata.seq_lens
     k_cache, v_cache = views(impl, kv_cache)
     if table.shape[0] > seq_lens.shape[0]:  # rows for padding that this step does not have
         table = table[: seq_lens.shape[0]]
     starts, decode = metadata.query_start_loc, metadata.max_query_len == 1
-    if function is kernels_attention and not decode and tokens < HOPPER_FROM:
-        flash_attention_paged.launch(
-            query, k_cache, v_cache, table, seq_lens, starts, out, None, impl.scale
+    if function is kernels_attention and not decode and is_light(tokens, metadata.max_seq_len):
+        return kernels_attention(
+            query, k_cache, v_cache, table, seq_lens, starts, impl.scale, out=out, light=True
         )  # fmt: skip
-        return out
     arguments = (query[:tokens], k_cache, v_cache, table, seq_lens, starts, impl.scale)
     if function is kernels_attention:
         kernels_attention(*arguments, out=out[:tokens], decode=decode)
     else:
         out[:tokens] = function(*arguments)
     return out
+
+
+def is_light(tokens: int, longest: int) -> bool:
+    """Whether launching a step of so many tokens, over sequences of at most `longest`, is longer than computing it.
+
+    On an H200 the kernel for Hopper took the host 160 us to launch, 130 us more than the portable one; it makes up for
+    them from about 2**23 pairs of query and key on (heads of Qwen3-8B), and in long steps nobody waits for the host.
+    """
+    return tokens < 1024 and tokens * longest < 2**23
 
 
 class Served:
@@ -205,6 +219,7 @@ def _as_served(function: Attention) -> Attention:
     def served(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *others: Any) -> torch.Tensor:
         table, seq_lens, starts, scale = others
         decode = q.shape[0] == seq_lens.shape[0]
-        return kernels_attention(q, k_cache, v_cache, table, seq_lens, starts, scale, decode=decode)
+        light = not decode and is_light(q.shape[0], table.shape[1] * k_cache.shape[1])
+        return kernels_attention(q, k_cache, v_cache, table, seq_lens, starts, scale, decode=decode, light=light)
 
     return served

@@ -33,7 +33,15 @@ BUILDER = ("self", "kv_cache_spec", "layer_names", "vllm_config", "device")
 FORWARD = ("self", "layer", "query", "key", "value", "kv_cache", "attn_metadata", "output")
 UPDATE = ("self", "layer", "key", "value", "kv_cache", "slot_mapping")
 WRITE = ("key", "value", "key_cache", "value_cache", "slot_mapping", "kv_cache_dtype", "k_scale", "v_scale")
-METADATA = ("num_actual_tokens", "max_query_len", "query_start_loc", "seq_lens", "block_table", "slot_mapping")
+METADATA = (
+    "num_actual_tokens",
+    "max_query_len",
+    "max_seq_len",
+    "query_start_loc",
+    "seq_lens",
+    "block_table",
+    "slot_mapping",
+)
 IMPL = (
     "scale",
     "num_heads",

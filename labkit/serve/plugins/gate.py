@@ -19,7 +19,7 @@ from labkit.checks.contract import Failed
 
 LENGTHS = (1, 17, 33, 50)  # tokens of the sequences: shorter than a block, and across several
 CHUNKS = (1, 17, 9, 1)  # new tokens of each in the mixed batch: a whole prompt, a part of one, decode steps
-LONG = (1, 600, 700, 50)  # chunks, and the sequences as well: together more than HOPPER_FROM
+LONG = (1, 600, 700, 50)  # chunks, and the sequences as well: too many tokens for attention.is_light
 
 
 @dataclass(frozen=True)
