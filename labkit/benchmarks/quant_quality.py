@@ -4,7 +4,8 @@
 
 Takes an hour or two on two cores. The file is written after every recipe, and a run that is started again with the same
 file goes on with what is missing there. `--only TEXT` runs the recipes whose name holds the text; `--checkpoint
-NAME=FOLDER` adds one that another program wrote, in a format that `labkit.quant` reads.
+NAME=FOLDER` adds one that another program wrote, in a format that `labkit.quant` reads; `--text NAME=FILE` measures on
+a text that does not ship as well.
 
 Eight windows of 512 tokens of each text, in bf16, without a token at the start; calibration is on 8,192 tokens of other
 books. Embeddings and output head stay as they are. No GPU is used or timed.
@@ -42,7 +43,7 @@ from labkit.quant.grid import PER_CHANNEL, Scheme
 from labkit.quant.inputs import Inputs, linears_of, observe_inputs
 from labkit.quant.quality import Estimate, measure_quality, reference_of
 from labkit.quant.rtn import quantize_rtn
-from labkit.texts import EVALUATION, calibration_windows, token_windows
+from labkit.texts import EVALUATION, calibration_windows, cut_windows, token_windows
 
 MODEL = "smollm2"
 WINDOWS, LENGTH = 8, 512
@@ -144,20 +145,27 @@ def _row(case: str, unit: str, better: str, found: Estimate, peers: dict[str, fl
     return Row(case, unit, better, round(found.value, 6), peers, round(spread, 4), interval=interval)
 
 
-def run(path: Path, only: str, checkpoints: dict[str, Path]) -> list[Row]:
-    """Run the recipes that `path` lacks, and write it after each. Gives all rows."""
+def run(path: Path, only: str, checkpoints: dict[str, Path], texts: dict[str, Path] | None = None) -> list[Row]:
+    """Run the recipes that `path` lacks, and write it after each. Gives all rows. texts: further ones, name -> file."""
+    texts = texts or {}
     chosen = {name: recipe for name, recipe in recipes().items() if only in name or name == recipe[1]}
     for name, folder in checkpoints.items():
         chosen[name] = _stored(folder), "int4 g64, RTN"
     rows = load(path).rows if path.exists() else []
-    done = {row.case.rsplit(": ", 1)[0] for row in rows}
-    todo = [name for name in chosen if name not in done]
+    done = {row.case for row in rows}
+    todo = {name: [t for t in (*EVALUATION, *texts) if f"{name}: KL, {t}" not in done] for name in chosen}
+    todo = {name: lacking for name, lacking in todo.items() if lacking}
     if not todo:
         return rows
     base, tokenizer = load_model(MODEL, group_size=64)
+    windows = {text: token_windows(tokenizer, text, WINDOWS, LENGTH) for text in EVALUATION}
+    for text, file in texts.items():
+        windows[text] = cut_windows(tokenizer, file.read_text(encoding="utf-8"), text, WINDOWS, LENGTH)
+    needed = {text for lacking in todo.values() for text in lacking}
     references = {
-        text: reference_of(base, token_windows(tokenizer, text, WINDOWS, LENGTH), dtype=torch.bfloat16, batch_size=1)
-        for text in EVALUATION
+        text: reference_of(base, cut, dtype=torch.bfloat16, batch_size=1)
+        for text, cut in windows.items()
+        if text in needed
     }
     plain = {text: measure_quality(base, r, dtype=torch.bfloat16, batch_size=1) for text, r in references.items()}
     tokens = calibration_windows(tokenizer, CALIBRATION, LENGTH)
@@ -167,8 +175,8 @@ def run(path: Path, only: str, checkpoints: dict[str, Path]) -> list[Row]:
         recipe, rounding = chosen[name]
         model = copy.deepcopy(base)
         recipe(model, calibration)
-        for text, reference in references.items():
-            found = measure_quality(model, reference, dtype=torch.bfloat16, batch_size=1)
+        for text in todo[name]:
+            found = measure_quality(model, references[text], dtype=torch.bfloat16, batch_size=1)
             rounded = {row.case: row.ours for row in rows}
             kl = rounded.get(f"{rounding}: KL, {text}", round(found.kl_divergence.value, 6))
             perplexity = round(plain[text].perplexity.value, 4)
@@ -197,9 +205,13 @@ def main() -> int:
     parser.add_argument("--json", type=Path, required=True, help="the evidence file, begun or gone on with")
     parser.add_argument("--only", default="", help="recipes whose name holds this text, and the roundings beside them")
     parser.add_argument("--checkpoint", action="append", default=[], metavar="NAME=FOLDER", help="measure this one too")
+    parser.add_argument("--text", action="append", default=[], metavar="NAME=FILE", help="measure on this one too")
     options = parser.parse_args()
-    pairs = [one.partition("=") for one in options.checkpoint]
-    run(options.json, options.only, {name: Path(folder) for name, _, folder in pairs})
+
+    def paths(given: list[str]) -> dict[str, Path]:
+        return {name: Path(path) for name, _, path in (one.partition("=") for one in given)}
+
+    run(options.json, options.only, paths(options.checkpoint), paths(options.text))
     return 0
 
 

@@ -27,10 +27,15 @@ def token_windows(tokenizer: Any, name: str, count: int = 8, length: int = 512) 
 
     tokenizer: a transformers tokenizer; no special token is added. ValueError if the text has fewer tokens.
     """
+    return cut_windows(tokenizer, read_text(name), name, count, length)
+
+
+def cut_windows(tokenizer: Any, text: str, name: str, count: int, length: int) -> torch.Tensor:
+    """`token_windows` of a text that does not ship. name: for the error of a text that is too short."""
     if count < 1 or length < 2:
         raise ValueError(f"count must be at least 1 and length at least 2, and are {count} and {length}")
     # verbose: the whole text is longer than a model's context, which needs no warning, since windows are cut from it
-    ids = tokenizer(read_text(name), add_special_tokens=False, verbose=False).input_ids
+    ids = tokenizer(text, add_special_tokens=False, verbose=False).input_ids
     if len(ids) < count * length:
         raise ValueError(f"{name} has {len(ids)} tokens: too few for {count} windows of {length}")
     return torch.tensor(ids[: count * length]).reshape(count, length)

@@ -57,6 +57,18 @@ def test_a_run_that_was_stopped_goes_on_with_what_is_missing(small, tmp_path, ca
     assert not capsys.readouterr().out, "nothing was missing"
 
 
+def test_a_text_that_does_not_ship_is_measured_for_what_it_lacks(small, tokens, monkeypatch, tmp_path, capsys):
+    path, text = tmp_path / "quant_quality.cpu.json", tmp_path / "other.txt"
+    text.write_text("another book", encoding="utf-8")
+    monkeypatch.setattr(quant_quality, "cut_windows", lambda tokenizer, given, *_: tokens[:2] if given else None)
+    first = quant_quality.run(path, "int4", {})
+    capsys.readouterr()
+    every = quant_quality.run(path, "int4", {}, {"other": text})
+    added = every[len(first) :]
+    assert every[: len(first)] == first and {row.case.rsplit(", ", 1)[1] for row in added} == {"other"}
+    assert "persuasion" not in capsys.readouterr().out, "what was there was measured again"
+
+
 def rows():
     return {row.case: row for row in evidence.load(FILE).rows}
 
