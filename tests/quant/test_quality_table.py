@@ -107,6 +107,9 @@ def test_the_quoted_figures_follow_from_the_rows():
         assert quoted(beginning)[:3] == pytest.approx([rtn[i].ours, awq[i].ours, best[i].ours], abs=6e-4)
     won = [100 * (1 - row.ours / row.peers["rtn"]) for row in kl("int3 g64, AWQ scales, clip and GPTQ")]
     assert quoted("AWQ's scales with GPTQ win back")[:2] == pytest.approx(won, abs=0.06)
+    named = ("RTN", "AWQ scales and clip", "AWQ scales, clip and GPTQ")
+    handbook = [rows()[f"int4 g64, {how}: KL, debian_handbook"].ours for how in named]
+    assert quoted("which does not ship:")[:3] == pytest.approx(handbook, abs=6e-4)
     autoawq = [row.ours for row in kl("int4 g64, AutoAWQ 0.2.9")]
     assert quoted("tokens of the same books: KL")[:2] == pytest.approx(autoawq, abs=6e-4)
     clamp = kl("int4 per channel, clamp at 3 sigma")[0]
