@@ -22,6 +22,7 @@ from typing import Any, TextIO
 import numpy as np
 
 PROMPT_SEED = 0
+PINNED_CORES = 4  # an engine's core, its client, and threads of theirs that wait
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,9 @@ class EngineProcess:
 
     def wait(self) -> dict[str, Any]:
         """What starting took, once the engine is ready. RuntimeError with the end of its log if it is not."""
-        return self._receive()
+        ready = self._receive()
+        pin(self._process.pid)
+        return ready
 
     def measure(self, batch: Batch) -> dict[str, Any]:
         """Run a batch: {"seconds", "step_ms", "tokens", "token_ids", "steps"}. RuntimeError if the engine died."""
@@ -105,6 +108,20 @@ class EngineProcess:
     def _death(self) -> str:
         lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return f"the engine {self.spec.name} ended: " + "\n".join(lines[-12:])
+
+
+def pin(session: int, cores: int = PINNED_CORES) -> None:
+    """Keep every thread of a session's processes on the last `cores` that we may use.
+
+    Engines that are compared then share them, in turn: where the scheduler happens to put a process, and the next
+    moment its peer, is no longer in the figures. Threads that end meanwhile are passed over.
+    """
+    chosen = sorted(os.sched_getaffinity(0))[-cores:]
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.getsid(int(process.name)) == session:
+                for thread in list((process / "task").iterdir()):
+                    os.sched_setaffinity(int(thread.name), chosen)
 
 
 def start(spec: EngineSpec) -> Any:

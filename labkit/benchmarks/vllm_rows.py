@@ -8,13 +8,15 @@ from typing import Any
 
 from labkit.benchmarks.evidence import Row, geometric_mean, ratios
 
-NAMES = {"8b": "Qwen3-8B", "8b-modes": "Qwen3-8B", "0.6b": "Qwen3-0.6B", "0.6b-modes": "Qwen3-0.6B",
-         "tokens": "arithmetic model", "factorial": "Qwen3-8B"}  # fmt: skip
+NAMES = {"8b": "Qwen3-8B", "8b-modes": "Qwen3-8B", "8b-starts": "Qwen3-8B", "factorial": "Qwen3-8B",
+         "0.6b": "Qwen3-0.6B", "0.6b-modes": "Qwen3-0.6B", "0.6b-starts": "Qwen3-0.6B",
+         "tokens": "arithmetic model"}  # fmt: skip
 VARIANTS: dict[str, tuple[str, dict[str, str]]] = {
     "graphs": ("fitted", {"vllm_graph": "fa3", "vllm_piecewise": "vllm_piecewise", "vllm_eager": "vllm_eager"}),
     "attention": ("ours", {"vllm_triton": "vllm_triton", "fa3": "fa3"}),
 }
 """variant -> our engine, and peer -> its engine."""
+STARTS = ("start", "start alone")
 
 
 def rows_of(samples: Iterable[Mapping[str, Any]]) -> list[Row]:
@@ -33,23 +35,29 @@ def rows_of(samples: Iterable[Mapping[str, Any]]) -> list[Row]:
                     peer: figures.get((model, case, name), {}).get((unit, better)) for peer, name in peers.items()
                 }
                 beside = {peer: round(found[0], 4) for peer, found in others.items() if found}
-                label = f"{model}: {'all batches' if case == 'start' else case}"
+                label = f"{model}: {'all batches' if case in STARTS else case}"
                 rows.append(Row(label, unit, better, round(value, 4), beside, round(spread, 4), variant))
-    return rows + list(_agreement(kept)) + list(_factorial(kept))
+    return rows + list(_again(kept)) + list(_agreement(kept)) + list(_factorial(kept))
 
 
 def _figures(case: str, samples: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], tuple[float, float]]:
     """(unit, better) -> median and spread of one engine in one case.
 
-    The memory that capturing took is no row: vLLM reads it off the device, where the other engines start meanwhile.
+    Of engines that start side by side neither the time is a row, which each takes from the others, nor the memory of
+    graphs, which vLLM reads off the device.
     """
-    if case == "start":
-        ready = samples[0]
-        found = {("s of start", "lower"): [ready["start_seconds"]]}
-        if ready.get("shapes"):  # without graphs there is nothing to capture
-            found[("s of capture", "lower")] = [ready["capture_seconds"]]
-            found[("shapes captured", "lower")] = [ready["shapes"]]  # a size counts in each mode it is captured in
-            found[("CUDA graphs", "lower")] = [ready["graphs"]]  # piecewise, one a layer
+    if case == "start alone":
+        found = {
+            ("s of start", "lower"): [sample["start_seconds"] for sample in samples],
+            ("s of capture", "lower"): [sample["capture_seconds"] for sample in samples],
+            ("GiB of graphs", "lower"): [sample["capture_bytes"] / 2**30 for sample in samples],
+        }
+    elif case == "start":
+        captured = [sample for sample in samples if sample.get("shapes")]  # none without graphs
+        found = {
+            ("shapes captured", "lower"): [sample["shapes"] for sample in captured],  # in each mode that has it
+            ("CUDA graphs", "lower"): [sample["graphs"] for sample in captured],  # piecewise, one a layer
+        }
     else:
         timed = [sample for sample in samples if "seconds" in sample]
         found = {
@@ -80,6 +88,19 @@ def _spread(values: Sequence[float], unit: str) -> float:
     if unit.startswith("%"):
         return (max(values) - min(values)) / 100
     return (max(values) - min(values)) / median if (median := statistics.median(values)) else 0.0
+
+
+def _again(kept: Mapping[tuple[str, str, str], Sequence[Mapping[str, Any]]]) -> Iterator[Row]:
+    """An engine beside itself, started once more with the same settings: what two engines may differ by, by chance."""
+    for (model, case, engine), samples in kept.items():
+        timed = [sample for sample in samples if "seconds" in sample]
+        first, second = ([sample for sample in timed if sample.get("started", 0) == n] for n in (0, 1))
+        if engine == "fa3" and first and second:
+            (was, _), (value, spread) = (_figures(case, found)["tok/s", "higher"] for found in (first, second))
+            yield Row(
+                f"{model}: {case}", "tok/s", "higher", round(value, 4), {"first_start": round(was, 4)},
+                round(spread, 4), "again",
+            )  # fmt: skip
 
 
 def _agreement(kept: Mapping[tuple[str, str, str], Sequence[Mapping[str, Any]]]) -> Iterator[Row]:

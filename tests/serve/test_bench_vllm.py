@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+from collections import Counter
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 from labkit.benchmarks import vllm
-from labkit.benchmarks.vllm_engine import Batch, EngineProcess, EngineSpec, divergence
+from labkit.benchmarks.vllm_engine import Batch, EngineProcess, EngineSpec, divergence, pin
 from labkit.models import QWEN3_8B, ModelShape
 from labkit.serve import graphs
 
@@ -45,18 +49,39 @@ def test_the_summary_names_the_worst_case():
     assert vllm.summary(rows) == "attention to vllm_triton, ms a step: 0.500x in the mean, 0.500x at Qwen3-8B: batch 5"
 
 
-def test_the_sizes_that_are_raced_pad_under_5_percent_of_decode_steps_and_cost_fewer_graphs_than_vllms():
+def test_the_sizes_that_are_raced_pad_under_5_percent_of_all_steps_and_cost_fewer_captures_than_vllms():
     sizes = vllm.fitted_sizes()
     decode, mixed = vllm.traffic()
-    assert graphs.padded_share(decode, sizes) < 0.05 and vllm.MAX_NUM_SEQS in sizes
-    served = sum(steps for tokens, steps in mixed.items() if tokens <= sizes[-1])
-    assert sizes[-1] <= vllm.LARGEST_SIZE and served > 0.95 * mixed.total(), "steps with prompts find a graph too"
     stock = graphs.stock_sizes(vllm.MAX_NUM_SEQS)
+    served = Counter({tokens: steps for tokens, steps in mixed.items() if tokens <= sizes[-1]})
+    assert sizes[-1] <= vllm.LARGEST_SIZE and served.total() > 0.95 * mixed.total(), "prompts find a graph too"
+    assert vllm.MAX_NUM_SEQS in sizes and set(vllm.GRID) <= set(sizes)
+    assert graphs.padded_share(decode, sizes) < 0.05 < graphs.padded_share(decode, stock)
+    assert graphs.padded_share(decode + served, sizes) < 0.05
 
-    def captured(sizes):  # in pieces, one a layer and one more for each size; whole for those that decode steps have
-        return (QWEN3_8B.num_layers + 1) * len(sizes) + sum(size <= vllm.MAX_NUM_SEQS for size in sizes)
+    def captures(sizes):  # in pieces, and whole for those that decode steps have
+        return len(sizes) + sum(size <= vllm.MAX_NUM_SEQS for size in sizes)
 
-    assert captured(sizes) < captured(stock) == 1314, "an H200 captured 1,314 with vLLM's own sizes"
+    def captured(sizes):  # in pieces, one a layer and one more
+        return QWEN3_8B.num_layers * len(sizes) + captures(sizes)
+
+    assert captures(sizes) < captures(stock) == 54, "an H200 made 54 with vLLM's own sizes"
+    assert captured(sizes) < captured(stock) == 1314, "and 1,314 graphs"
+
+
+def test_compared_engines_are_kept_on_the_same_cores():
+    code = "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start(); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        before = os.sched_getaffinity(0)
+        pin(process.pid, cores=1)
+        threads = [int(path.name) for path in Path(f"/proc/{process.pid}/task").iterdir()]
+        found = [os.sched_getaffinity(thread) for thread in threads]
+        process.kill()
+    assert found == [{max(before)}] * 2 and os.sched_getaffinity(0) == before
 
 
 def test_a_configuration_is_that_of_the_published_shape(tmp_path):
