@@ -71,13 +71,20 @@ class EngineProcess:
 
     def wait(self) -> dict[str, Any]:
         """What starting took, once the engine is ready. RuntimeError with the end of its log if it is not."""
-        ready = self._receive()
+        return self._receive()
+
+    def pin(self) -> None:
+        """Keep it on the cores that all pinned engines share: see `pin`."""
         pin(self._process.pid)
-        return ready
 
     def measure(self, batch: Batch) -> dict[str, Any]:
         """Run a batch: {"seconds", "step_ms", "tokens", "token_ids", "steps"}. RuntimeError if the engine died."""
         self._send(asdict(batch))
+        return self._receive()
+
+    def recapture(self) -> dict[str, Any]:
+        """Capture all graphs anew: {"capture_seconds", "capture_bytes"}. RuntimeError if the engine died."""
+        self._send({"recapture": True})
         return self._receive()
 
     def stop(self) -> None:
@@ -188,7 +195,9 @@ def _probed(engine: Any, spec: EngineSpec) -> dict[str, Any]:
 
 
 def main(requests: TextIO, replies: TextIO) -> None:
-    """The far end: the first line is an EngineSpec, every further one a Batch."""
+    """The far end: the first line is an EngineSpec, every further one a Batch or {"recapture": true}."""
+    from labkit.benchmarks import vllm_probe
+
     spec = EngineSpec(**json.loads(requests.readline()))
     begin = time.perf_counter()
     engine = start(spec)
@@ -196,6 +205,12 @@ def main(requests: TextIO, replies: TextIO) -> None:
     print(json.dumps(ready), file=replies, flush=True)
     for line in requests:
         message = json.loads(line)
+        if "recapture" in message:
+            ready = engine.collective_rpc(vllm_probe.RECAPTURE)[0]
+            print(
+                json.dumps({key: ready[key] for key in ("capture_seconds", "capture_bytes")}), file=replies, flush=True
+            )
+            continue
         batch = Batch(message["prompt"], message["outputs"], message["prompts"])
         result = run_batch(engine, batch) | {"steps": _probed(engine, spec).get("steps", [])}
         print(json.dumps(result), file=replies, flush=True)

@@ -1,6 +1,7 @@
 """What vLLM does not report about its graphs, noted inside its worker: how long capturing took, and which graph ran.
 
-Installed before the engine's process is forked, so that it holds there too. It watches and changes nothing.
+Installed before the engine's process is forked, so that it holds there too. It watches and changes nothing, unless it
+is asked to capture all graphs once more.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import time
 from collections import Counter
 from typing import Any
 
-METHOD = "labkit_probe"
+METHOD, RECAPTURE = "labkit_probe", "labkit_recapture"
 _seen: dict[str, Any] = {"capture_seconds": 0.0, "capture_bytes": 0, "shapes": 0, "steps": Counter()}
 
 
@@ -37,6 +38,7 @@ def install() -> None:
     setattr(GPUModelRunner, "capture_model", timed_capture)  # noqa: B010  (an assignment would be a type error)
     setattr(CudaGraphManager, "dispatch", noted_dispatch)  # noqa: B010
     setattr(Worker, METHOD, _report)
+    setattr(Worker, RECAPTURE, _recapture)
 
 
 def _report(worker: Any) -> dict[str, Any]:
@@ -45,3 +47,18 @@ def _report(worker: Any) -> dict[str, Any]:
     steps = [[*key, count] for key, count in _seen["steps"].items()]
     _seen["steps"].clear()
     return {**_seen, "steps": steps, "graphs": compilation_counter.num_cudagraph_captured}
+
+
+def _recapture(worker: Any) -> dict[str, Any]:
+    """Let go of all graphs and capture them anew, in a pool of their own."""
+    import torch
+    from vllm.compilation.cuda_graph import CUDAGraphWrapper
+
+    manager, pool = worker.model_runner.cudagraph_manager, torch.cuda.graph_pool_handle()
+    CUDAGraphWrapper.clear_all_graphs()
+    for wrapper in CUDAGraphWrapper._all_instances:
+        wrapper.graph_pool = pool
+    manager.graphs.clear()
+    manager.pool = pool
+    worker.model_runner.capture_model()
+    return _report(worker)

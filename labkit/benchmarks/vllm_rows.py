@@ -8,52 +8,59 @@ from typing import Any
 
 from labkit.benchmarks.evidence import Row, geometric_mean, ratios
 
-NAMES = {"8b": "Qwen3-8B", "8b-modes": "Qwen3-8B", "8b-starts": "Qwen3-8B", "factorial": "Qwen3-8B",
-         "0.6b": "Qwen3-0.6B", "0.6b-modes": "Qwen3-0.6B", "0.6b-starts": "Qwen3-0.6B",
-         "tokens": "arithmetic model"}  # fmt: skip
+NAMES = {"8b": "Qwen3-8B", "8b-modes": "Qwen3-8B", "factorial": "Qwen3-8B", "0.6b": "Qwen3-0.6B",
+         "0.6b-modes": "Qwen3-0.6B", "tokens": "arithmetic model"}  # fmt: skip
 VARIANTS: dict[str, tuple[str, dict[str, str]]] = {
-    "graphs": ("fitted", {"vllm_graph": "fa3", "vllm_piecewise": "vllm_piecewise", "vllm_eager": "vllm_eager"}),
+    "graphs": ("fitted", {"vllm_graph": "fa3"}),
     "attention": ("ours", {"vllm_triton": "vllm_triton", "fa3": "fa3"}),
+    "modes": ("fitted", {"vllm_piecewise": "vllm_piecewise", "vllm_eager": "vllm_eager"}),
 }
-"""variant -> our engine, and peer -> its engine."""
-STARTS = ("start", "start alone")
+"""variant -> our engine, and peer -> its engine. `modes` are of the groups of that name, the others of the rest."""
+Samples = dict[tuple[str, str, str], list[Mapping[str, Any]]]
+"""(model, case, engine) -> its samples."""
+OF_ALL_BATCHES = ("start", "capture")
 
 
 def rows_of(samples: Iterable[Mapping[str, Any]]) -> list[Row]:
     """Evidence rows of what `measure` kept; samples of engines that did not start are left out."""
-    kept: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
-    for sample in samples:
-        if "error" not in sample:
-            kept.setdefault((NAMES[sample["group"]], sample["case"], sample["engine"]), []).append(sample)
-    figures = {key: _figures(key[1], found) for key, found in kept.items()}
-    names = dict.fromkeys((model, case) for model, case, _ in figures)
-    rows = []
-    for variant, (own, peers) in VARIANTS.items():
-        for model, case in names:
-            for (unit, better), (value, spread) in figures.get((model, case, own), {}).items():
-                others = {
-                    peer: figures.get((model, case, name), {}).get((unit, better)) for peer, name in peers.items()
-                }
-                beside = {peer: round(found[0], 4) for peer, found in others.items() if found}
-                label = f"{model}: {'all batches' if case in STARTS else case}"
-                rows.append(Row(label, unit, better, round(value, 4), beside, round(spread, 4), variant))
+    good = [sample for sample in samples if "error" not in sample]
+    modes = _by_engine(sample for sample in good if sample["group"].endswith("-modes"))
+    kept = _by_engine(sample for sample in good if not sample["group"].endswith("-modes"))
+    rows = [*_compared(kept, "graphs"), *_compared(kept, "attention"), *_compared(modes, "modes")]
     return rows + list(_again(kept)) + list(_agreement(kept)) + list(_factorial(kept))
+
+
+def _by_engine(samples: Iterable[Mapping[str, Any]]) -> Samples:
+    found: Samples = {}
+    for sample in samples:
+        found.setdefault((NAMES[sample["group"]], sample["case"], sample["engine"]), []).append(sample)
+    return found
+
+
+def _compared(kept: Samples, variant: str) -> Iterator[Row]:
+    """Rows of our engine beside its peers, one for each case and unit."""
+    own, peers = VARIANTS[variant]
+    figures = {key: _figures(key[1], found) for key, found in kept.items()}
+    for model, case in dict.fromkeys((model, case) for model, case, _ in figures):
+        for (unit, better), (value, spread) in figures.get((model, case, own), {}).items():
+            others = {peer: figures.get((model, case, name), {}).get((unit, better)) for peer, name in peers.items()}
+            beside = {peer: round(found[0], 4) for peer, found in others.items() if found}
+            label = f"{model}: {'all batches' if case in OF_ALL_BATCHES else case}"
+            yield Row(label, unit, better, round(value, 4), beside, round(spread, 4), variant)
 
 
 def _figures(case: str, samples: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], tuple[float, float]]:
     """(unit, better) -> median and spread of one engine in one case.
 
-    Of engines that start side by side neither the time is a row, which each takes from the others, nor the memory of
-    graphs, which vLLM reads off the device.
+    What starting took is no row: engines that start side by side take time from each other.
     """
-    if case == "start alone":
+    if case == "capture":
         found = {
-            ("s of start", "lower"): [sample["start_seconds"] for sample in samples],
             ("s of capture", "lower"): [sample["capture_seconds"] for sample in samples],
             ("GiB of graphs", "lower"): [sample["capture_bytes"] / 2**30 for sample in samples],
         }
     elif case == "start":
-        captured = [sample for sample in samples if sample.get("shapes")]  # none without graphs
+        captured = [sample for sample in samples if sample.get("shapes")][:1]  # none without graphs
         found = {
             ("shapes captured", "lower"): [sample["shapes"] for sample in captured],  # in each mode that has it
             ("CUDA graphs", "lower"): [sample["graphs"] for sample in captured],  # piecewise, one a layer
@@ -90,7 +97,7 @@ def _spread(values: Sequence[float], unit: str) -> float:
     return (max(values) - min(values)) / median if (median := statistics.median(values)) else 0.0
 
 
-def _again(kept: Mapping[tuple[str, str, str], Sequence[Mapping[str, Any]]]) -> Iterator[Row]:
+def _again(kept: Samples) -> Iterator[Row]:
     """An engine beside itself, started once more with the same settings: what two engines may differ by, by chance."""
     for (model, case, engine), samples in kept.items():
         timed = [sample for sample in samples if "seconds" in sample]
@@ -103,7 +110,7 @@ def _again(kept: Mapping[tuple[str, str, str], Sequence[Mapping[str, Any]]]) -> 
             )  # fmt: skip
 
 
-def _agreement(kept: Mapping[tuple[str, str, str], Sequence[Mapping[str, Any]]]) -> Iterator[Row]:
+def _agreement(kept: Samples) -> Iterator[Row]:
     """How far each engine's tokens agree with FlashAttention 3's; two of vLLM's own show what rounding does."""
     for (model, case, engine), samples in kept.items():
         shares = [sample["agreed"] for sample in samples if "agreed" in sample]
@@ -124,19 +131,23 @@ def _agreement(kept: Mapping[tuple[str, str, str], Sequence[Mapping[str, Any]]])
             )
 
 
-def _factorial(kept: Mapping[tuple[str, str, str], Sequence[Mapping[str, Any]]]) -> Iterator[Row]:
-    """One row for each run of each cell of prefix caching x graphs."""
-    for (model, case, engine), samples in kept.items():
-        if case.startswith("run "):
-            label = (
-                f"{model}: caching {'on' if engine in ('caching', 'both') else 'off'}, "
-                f"graphs {'on' if engine in ('graphs', 'both') else 'off'}, {case}"
-            )
-            for unit, key in (("ms TTFT", "ttft_ms"), ("ms a token", "step_ms")):
-                values = [sample[key] for sample in samples if sample.get(key)]
-                if values:
-                    value = round(statistics.median(values), 3)
-                    yield Row(label, unit, "lower", value, {}, round(_spread(values, unit), 4), "factorial")
+def _factorial(kept: Samples) -> Iterator[Row]:
+    """One row for each run of each cell of prefix caching x graphs, beside the other cells of that run."""
+    for unit, key in (("ms TTFT", "ttft_ms"), ("ms a token", "step_ms")):
+        cells: dict[tuple[str, str], dict[str, list[float]]] = {}
+        for (model, case, engine), samples in kept.items():
+            values = [sample[key] for sample in samples if sample.get(key)]
+            if case.startswith("run ") and values:
+                cells.setdefault((model, case), {})[engine] = values
+        for (model, case), engines in cells.items():
+            medians = {engine: round(statistics.median(values), 3) for engine, values in engines.items()}
+            for engine, value in medians.items():
+                label = (
+                    f"{model}: caching {'on' if engine in ('caching', 'both') else 'off'}, "
+                    f"graphs {'on' if engine in ('graphs', 'both') else 'off'}, {case}"
+                )
+                others = {name: other for name, other in medians.items() if name != engine}
+                yield Row(label, unit, "lower", value, others, round(_spread(engines[engine], unit), 4), "factorial")
 
 
 def summary(rows: list[Row]) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from labkit.plots.style import FAINT, INK, MARKERS, STYLE, colour, figure, plt
 
@@ -55,7 +56,8 @@ def padding_chart(batches: Mapping[int, int], captured: Mapping[str, Sequence[in
 def factorial_chart(recorded: Mapping[str, Mapping[tuple[bool, bool], Sequence[float]]]) -> Figure:
     """Every run of a 2 x 2: time over one switch, a line for each state of the other; parallel: no interaction.
 
-    recorded: unit -> (caching on, graphs on) -> times. Says so where nothing is recorded.
+    recorded: unit -> (caching on, graphs on) -> times. The axes are logarithmic, since factors are asked for. Says so
+    where nothing is recorded.
     """
     if not recorded:
         with figure(6.0, 1.2) as (made, axes):
@@ -75,6 +77,10 @@ def factorial_chart(recorded: Mapping[str, Mapping[tuple[bool, bool], Sequence[f
                         [int(caching) + 0.04] * len(runs), runs, linestyle="none", marker=".", color=FAINT, markersize=4
                     )
             axes.set_xticks((0, 1), ("caching off", "caching on"))
-            axes.set(xlim=(-0.25, 1.3), ylim=(0, None), title=unit)
+            axes.set(xlim=(-0.25, 1.3), yscale="log", title=unit)
+            low, high = axes.get_ylim()
+            ticks = [m * 10**e for e in range(-3, 6) for m in (1, 2, 5) if low < m * 10**e < high]
+            axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+            axes.yaxis.set_minor_locator(NullLocator())
         panels[0, 0].legend(fontsize=8)
     return made

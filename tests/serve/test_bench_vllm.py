@@ -44,6 +44,54 @@ def test_rows_put_fitted_sizes_beside_vllms_graphs_and_our_attention_beside_its_
     assert rows["graphs", "tok/s"].better == "higher" and rows["graphs", "tok/s"].ours == 320.0
 
 
+def test_modes_are_put_beside_the_fitted_engine_of_their_own_run():
+    found = [
+        {**sample("fitted", ms), "group": group}
+        for group, ms in (("8b", 7.0), ("8b-modes", 9.0))
+    ] + [{**sample("vllm_eager", 27.0), "group": "8b-modes"}, sample("fa3", 14.0)]  # fmt: skip
+    steps = {row.variant: (row.ours, row.peers) for row in vllm.rows_of(found) if row.unit == "ms a step"}
+    assert steps == {"graphs": (7.0, {"vllm_graph": 14.0}), "modes": (9.0, {"vllm_eager": 27.0})}
+
+
+def test_an_engine_that_was_started_again_stands_beside_itself():
+    found = [sample("fa3", 8.0), sample("fa3", 8.0, seconds=4.0, started=1), sample("fitted", 7.0, started=1)]
+    [row] = [row for row in vllm.rows_of(found) if row.variant == "again"]
+    assert (row.case, row.unit, row.ours, row.peers) == ("Qwen3-8B: batch 5", "tok/s", 160.0, {"first_start": 320.0})
+
+
+def test_captures_are_timed_of_one_engine_at_a_time_once_all_have_started(monkeypatch):
+    waiting, log = set(), []
+
+    class Engine:
+        def __init__(self, spec, path):
+            self.name, self.times = path.stem, 0
+            waiting.add(self.name)
+
+        def wait(self):
+            waiting.remove(self.name)
+
+        def pin(self):
+            assert self.name not in waiting
+
+        def recapture(self):
+            assert not waiting
+            self.times += 1
+            log.append(self.name)
+            return {"capture_seconds": float(self.times), "capture_bytes": 2**30}
+
+        def stop(self):
+            log.append("stopped")
+
+    monkeypatch.setattr(vllm, "EngineProcess", Engine)
+    found: list[dict] = []
+    vllm.measure_captures(found.append, rounds=3)
+    assert log[-4:] == ["stopped"] * 4 and log.count("8b-fitted") == log.count("0.6b-fa3") == 4
+    rows = {(row.case, row.unit): row for row in vllm.rows_of(found)}
+    row = rows["Qwen3-8B: all batches", "s of capture"]
+    assert (row.ours, row.peers) == (3.0, {"vllm_graph": 3.0}), "the median of the rounds after the warm-up"
+    assert rows["Qwen3-0.6B: all batches", "GiB of graphs"].ours == 1.0
+
+
 def test_the_summary_names_the_worst_case():
     rows = vllm.rows_of([sample("ours", 6.0), sample("vllm_triton", 3.0)])
     assert vllm.summary(rows) == "attention to vllm_triton, ms a step: 0.500x in the mean, 0.500x at Qwen3-8B: batch 5"
@@ -162,6 +210,9 @@ class FakeEngine:
         if self.spec.name == "vllm_triton":
             raise RuntimeError("the engine vllm_triton ended: out of memory")
         return {"start_seconds": 1.0}
+
+    def pin(self) -> None:
+        pass
 
     def measure(self, batch: Batch) -> dict:
         self.asked.append((self.spec.name, batch))

@@ -123,6 +123,13 @@ NEEDS = (
         f"{RUNNER}.cudagraph_utils.CudaGraphManager.dispatch", "benchmarks.vllm_probe",
         ("self", "num_reqs", "num_tokens"),
     ),
+    Need(
+        f"{RUNNER}.cudagraph_utils.CudaGraphManager", "benchmarks.vllm_probe", attributes=("graphs", "pool", "capture"),
+    ),
+    Need(
+        "vllm.compilation.cuda_graph.CUDAGraphWrapper", "benchmarks.vllm_probe",
+        attributes=("clear_all_graphs", "_all_instances", "graph_pool"),
+    ),
 )  # fmt: skip
 
 
