@@ -32,7 +32,7 @@ import triton.language as tl
 
 import labkit
 from labkit import compiled, device, meter, plots, races, tilewalk, widgets
-from labkit.trials import Trial, Verdicts
+from labkit.trials import Trial, Verdicts, nothing_to_show
 
 DEVICE = device.name()
 LOG2E = 1.4426950408889634
@@ -80,7 +80,7 @@ try:
     x, y = torch.randn(1000, device=DEVICE), torch.randn(1000, device=DEVICE)
     print(meter.measure(vector_add, x, y))
 except Exception as error:
-    print("solve question 1 first:", type(error).__name__)
+    print(nothing_to_show(error, "question 1"))
 
 # %% [markdown]
 # ## 2. Softmax of a row, for any scores
@@ -314,7 +314,7 @@ try:
         f"Q, K and V loaded: {full.bytes_loaded:,} bytes without a mask, {half.bytes_loaded:,} causal: {half.bytes_loaded / full.bytes_loaded:.0%}"
     )
 except Exception as error:
-    print("solve questions 4 and 5 first:", type(error).__name__)
+    print(nothing_to_show(error, "questions 4 and 5"))
 
 # %% [markdown]
 # ## 6. Grouped queries, without a copy
@@ -665,7 +665,7 @@ try:
             f"{block_m:>6}x{block_n:<4}{got.registers:>10}{got.spills:>8}{got.shared:>9,}{kinds['wgmma']:>7}{kinds['async_copy']:>8}   {got.occupancy}"
         )
 except Exception as error:
-    print("solve question 5 first:", type(error).__name__)
+    print(nothing_to_show(error, "question 5"))
 
 # %% [markdown]
 # *Explain:* none of them comes near full occupancy, and the fast kernel of section 20 runs 9 or 13 of 64 warps. Why is that no contradiction?
@@ -1069,7 +1069,7 @@ try:
                     f"{variant:<7}against {peer:<10}{mean:5.2f}x on the geometric mean, {ratio:.2f}x at worst: {worst}"
                 )
 except Exception as error:
-    print("solve question", 5 if device.tier() == "cuda" else 19, "first:", type(error).__name__)
+    print(nothing_to_show(error, "question 5" if device.tier() == "cuda" else "question 19"))
 
 # %% [markdown]
 # ## 20. A tour of Hopper, with one exercise

@@ -32,7 +32,7 @@ import labkit
 from labkit import device, meter, models, plots, quantlab, quantwidget
 from labkit.plots import quant_errors, quantizing
 from labkit.quantlab import experiments, given, illusions, trials
-from labkit.trials import Trial, Verdicts
+from labkit.trials import Trial, Verdicts, nothing_to_show
 
 DEVICE = device.name()
 head = quantlab.load_head()  # .weight [64, 576], and what it reads: .calibration and .evaluation, [tokens, 576]
@@ -549,7 +549,7 @@ try:
     EXACT["AWQ per channel"] = right(rounded_by(lambda _, w: quantize_weight(w, 4, -1), scaled))
     print(f"scaled: {right(scaled):.1%} of the sums right; and in 4 bits: {EXACT['AWQ per channel']:.1%}")
 except Exception as error:
-    print("solve questions 1, 3, 6 and 7 first:", type(error).__name__)
+    print(nothing_to_show(error, "questions 1, 3, 6 and 7"))
 
 # %% [markdown]
 # AWQ needed no rule about outliers: it looked at what the inputs do to the output. *Explain:* it scaled the planted columns **down**. Which ones does it scale up in SmolLM2, and why is one rule right for both?
@@ -610,7 +610,7 @@ try:
     plots.bars({name: 100 * share for name, share in EXACT.items()}, unit="% of the sums right, planted model, 4 bits")
     plt.show()
 except Exception as error:
-    print("solve questions 1 and 3 to 8 first:", type(error).__name__)
+    print(nothing_to_show(error, "questions 1 and 3 to 8"))
 
 # %% [markdown]
 # *Explain:* GPTQ's codes are worth nothing without calibration that looks like the use. What would it do for inputs that were 0 in all of the calibration text?
@@ -662,7 +662,7 @@ try:
     print(f"0 to 7:  {int(pack_awq(torch.arange(8, dtype=torch.uint8)[None])):#010x}")
     print(f"15 to 8: {int(pack_awq(torch.arange(15, 7, -1, dtype=torch.uint8)[None]))}")
 except Exception as error:
-    print("solve question 9 first:", type(error).__name__)
+    print(nothing_to_show(error, "question 9"))
 
 # %% [markdown]
 # ## 10. Bug hunt: the model that speaks in tongues
@@ -732,7 +732,7 @@ try:
     print("broken:\n", broken_dequantize(*some, 2).int())
     print("yours:\n", fixed_dequantize(*some, 2).int())
 except Exception as error:
-    print("solve questions 9 and 10 first:", type(error).__name__)
+    print(nothing_to_show(error, "questions 9 and 10"))
 
 # %% [markdown]
 # ## 11. Multiply from the packed form
@@ -815,7 +815,7 @@ try:
     share = (counted_matmul.bytes_loaded - 4 * 2 * 512) / (2 * 512 * 256)  # each of the four programs reads the row
     print(f"weights: {share:.3f} of their bytes in fp16, so {16 * share:.2f} bits each, scales and zeros included")
 except Exception as error:
-    print("solve questions 9 and 11 first:", type(error).__name__)
+    print(nothing_to_show(error, "questions 9 and 11"))
 
 # %% [markdown]
 # `kernels/int4_matmul.py` is the production version: weights repacked at load for the order in which tensor cores want them, work shared out so that
@@ -879,7 +879,7 @@ try:
     print(f"{held:,} bytes; in fp16 it had {checkpoint.fp16_bytes:,}; read back alike: {checkpoint.alike}")
     print(f'vllm serve {checkpoint.folder} --max-model-len 64   serves it: ask for "012+345=", as lab 5 does')
 except Exception as error:
-    print("solve questions 9 and 12 first:", type(error).__name__)
+    print(nothing_to_show(error, "questions 9 and 12"))
 
 # %% [markdown]
 # ## 13. How an error travels
@@ -937,7 +937,7 @@ try:
         slope = 20 * math.log10(errors[2] / errors[6]) / 4
         print(f"{name:<19} {slope:.2f} dB a bit from 4 to 8 bits; at 4 bits {errors[2]:.3f}")
 except Exception as error:
-    print("solve question 13 first:", type(error).__name__)
+    print(nothing_to_show(error, "question 13"))
 
 # %% [markdown]
 # *Explain:* for random inputs K is as wrong as the weights are; for its own inputs the model's K is several times less wrong. What has training done to the
@@ -1027,7 +1027,7 @@ try:
     plt.show()
 except Exception as error:
     caches = None
-    print("solve questions 14 and 15 first:", type(error).__name__)
+    print(nothing_to_show(error, "questions 14 and 15"))
 
 # %% [markdown]
 # *Explain:* this model normalises its keys before they are written. What does that leave for a norm to say? And what would a controller on the host cost
@@ -1087,7 +1087,7 @@ try:
         print(f"{name:<26}{bits:>14.3f}{kl:>12.2e}{exact:>15.1%}")
 except Exception as error:
     formats = None
-    print("solve question 16 first:", type(error).__name__)
+    print(nothing_to_show(error, "question 16"))
 
 # %% [markdown]
 # On a real model, recorded with all intervals in `labkit/evidence/quant_quality.cpu.json`: SmolLM2-135M at 4 bits in groups of 64, on *Persuasion*, has a
@@ -1150,7 +1150,7 @@ try:
     plt.show()
 except Exception as error:
     recovery = None
-    print("solve question 17 first:", type(error).__name__)
+    print(nothing_to_show(error, "question 17"))
 
 # %% [markdown]
 # ### Four illusions

@@ -32,7 +32,7 @@ import labkit
 from labkit import device, first_launch, models, oplog, plots, simulate, widgets, workload
 from labkit.graph_simulator import CaptureError, Graph, simulated_capture
 from labkit.simulate import Blocks, Chunk, Job, Served, Ticket
-from labkit.trials import Trial, Verdicts
+from labkit.trials import Trial, Verdicts, nothing_to_show
 
 DEVICE = device.name()
 capture = labkit.engine.graphs.CudaRecorder() if device.tier() == "cuda" else simulated_capture
@@ -693,7 +693,7 @@ try:
     same = all(job.output == simulate.alone(job) for job in jobs)
     print(f"{steps} steps; batch by batch it is 12 + 2. Same tokens as one at a time: {same}")
 except Exception as error:
-    print("solve question 10 first:", type(error).__name__)
+    print(nothing_to_show(error, "question 10"))
 
 # %% [markdown]
 # ## 11. A budget of tokens, and prompts in chunks
@@ -757,7 +757,7 @@ try:
     plt.show()
     print("the last prompt's answer ends in step", {name: ended for name, (_, ended) in chunked.items()})
 except Exception as error:
-    print("solve question 11 first:", type(error).__name__)
+    print(nothing_to_show(error, "question 11"))
 
 # %% [markdown]
 # *Explain:* a small budget makes each step short and the steps many. Who pays for the smallest one? (Each step also reads all weights once.)
@@ -833,7 +833,7 @@ try:
 except ImportError:
     print("the engine is not here")
 except Exception as error:
-    print("solve question 12 first:", type(error).__name__)
+    print(nothing_to_show(error, "question 12"))
 
 # %% [markdown]
 # ## 13. A pool that keeps headroom
@@ -1014,7 +1014,7 @@ try:
         )
 except Exception as error:
     predictor = None
-    print("solve question 14 first:", type(error).__name__)
+    print(nothing_to_show(error, "question 14"))
 
 # %% [markdown]
 # ## 15. Shortest first, and nobody forgotten
@@ -1071,7 +1071,7 @@ try:
             f"{name:<28}{r.mean:>8.2f}{r.percentile(50):>8.2f}{r.percentile(99):>8.2f}{r.longest_wait:>14.1f}{r.throughput:>10,.0f}"
         )
 except Exception as error:
-    print("solve questions 14 and 15 first:", type(error).__name__)
+    print(nothing_to_show(error, "questions 14 and 15"))
 
 # %% [markdown]
 # *Explain:* each patience is a point between a low mean and a short longest wait. Why does no order change the last column?
