@@ -4,6 +4,9 @@ Run as a script, with nothing but the standard library: `guard.py OWNER COMMAND.
 folder as its TMPDIR and waits until the command ends, stdin closes, or process OWNER is gone, however it went. Then it
 ends the command with all that the command started, and removes the folder. Orphans of the command become children of
 this process (PR_SET_CHILD_SUBREAPER), so none is missed, whatever process group it has made for itself.
+
+Two guards run, one below the other, each the keeper of the other: the first starts the second, and the second the
+command. If one is killed, even by SIGKILL, the other ends the rest.
 """
 
 from __future__ import annotations
@@ -23,45 +26,50 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 GRACE_S = 8.0  # for a server that is asked to stop
 TRACKER_S = 2.0  # for multiprocessing's tracker, which removes shared memory that killed processes held
 MAX_TEMP = 45  # characters: a socket's path, of which vLLM makes 58 more, has at most 107
+SECOND = "--second"
 TRACKER = b"multiprocessing.resource_tracker"
 
 
-def main(owner: int, command: list[str]) -> int:
-    """The command's exit status, or 0 if it was told to end."""
+def main(owner: int, command: list[str], scratch: str = "") -> int:
+    """The command's exit status, or 0 if it was told to end. scratch: of the first guard, "" if this is the first."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     wake, woken = os.pipe()
     signal.signal(signal.SIGTERM, lambda *_: os.write(woken, b"x"))
     for ignored in (signal.SIGINT, signal.SIGHUP):  # interrupting a notebook is not stopping its server
         signal.signal(ignored, signal.SIG_IGN)
-    short = len(tempfile.gettempdir()) < MAX_TEMP
-    scratch = tempfile.mkdtemp(prefix="labkit-serve-", dir=None if short else "/tmp")
-    server = None
+    second, grace = bool(scratch), GRACE_S
+    if not second:
+        short = len(tempfile.gettempdir()) < MAX_TEMP
+        scratch = tempfile.mkdtemp(prefix="labkit-serve-", dir=None if short else "/tmp")
+        command = [sys.executable, "-I", "-S", __file__, SECOND, scratch, str(os.getpid()), *command]
+        grace += TRACKER_S + 1  # the second one's own
+    child = None
     try:
         ended = os.pidfd_open(owner)
         if os.getppid() != owner:
             return 0  # it was gone before we looked
-        server = subprocess.Popen(
+        child = subprocess.Popen(
             command,
             env={**os.environ, "TMPDIR": scratch},
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),
+            stdin=subprocess.DEVNULL if second else 0,
+            start_new_session=True,  # else who kills a group would kill both guards
+            preexec_fn=(lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)) if second else None,
         )
-        done = os.pidfd_open(server.pid)
+        done = os.pidfd_open(child.pid)
         ready, _, _ = select.select([ended, done, wake, 0], [], [])
         if done in ready:
-            return server.wait()
+            return child.wait()
         if ended not in ready:  # the owner is there and asked for it: let requests be answered with an error
-            server.terminate()
-            select.select([ended, done], [], [], GRACE_S)
+            child.terminate()
+            select.select([ended, done], [], [], grace)
         return 0
     finally:
-        end_all(server)
+        end_all(child)
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def end_all(server: subprocess.Popen | None) -> None:
+def end_all(child: subprocess.Popen | None) -> None:
     """Kill every descendant of this process, and reap it."""
     deadline = time.monotonic() + TRACKER_S
     while found := descendants(os.getpid()):
@@ -73,8 +81,8 @@ def end_all(server: subprocess.Popen | None) -> None:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         time.sleep(0.02)
-    if server is not None:
-        server.returncode = server.returncode or 0  # reaped above, so that Popen must not wait for it
+    if child is not None:
+        child.returncode = child.returncode or 0  # reaped above, so that Popen must not wait for it
 
 
 def descendants(root: int) -> list[int]:
@@ -101,4 +109,7 @@ def command_line(pid: int) -> bytes:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))
+    arguments = sys.argv[1:]
+    folder = arguments[1] if arguments[0] == SECOND else ""
+    mine = arguments[2:] if folder else arguments
+    sys.exit(main(int(mine[0]), mine[1:], folder))

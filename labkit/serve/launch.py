@@ -6,10 +6,12 @@ import functools
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib import metadata
 from pathlib import Path
+
+from labkit.serve.values import is_number, is_whole
 
 DTYPES = ("auto", "float16", "bfloat16", "float32")
 CUDAGRAPH_MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
@@ -60,24 +62,55 @@ class Launch:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not str(self.model):
-            raise ValueError("model must be a folder or a name, and is empty")
+        if not isinstance(self.model, str | Path) or not str(self.model).strip() or str(self.model).startswith("-"):
+            raise ValueError(f"model must be a folder or a name, and is {self.model!r}")
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_blocks"):
             _positive(name, getattr(self, name))
         _positive("kv_cache_memory", self.kv_cache_memory)
-        for size in self.capture_sizes or ():
-            _positive("capture_sizes", size)
+        if not is_whole(self.seed, 0):
+            raise ValueError(f"seed must be a whole number of at least 0, and is {self.seed!r}")
         used = self.gpu_memory_utilization
-        if used is not None and not 0 < used <= 1:
-            raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, and is {used}")
+        if used is not None and not (is_number(used) and 0 < used <= 1):
+            raise ValueError(f"gpu_memory_utilization must be above 0 and at most 1, and is {used!r}")
         for name, known in (("dtype", DTYPES), ("cudagraph_mode", CUDAGRAPH_MODES)):
             value = getattr(self, name)
-            if value is not None and value not in known:
+            if value not in known and not (value is None and name == "cudagraph_mode"):
                 raise ValueError(f"{name} must be one of {', '.join(known)}, and is {value!r}")
-        if self.scheduler is not None and "." not in self.scheduler:
-            raise ValueError(f"scheduler must be 'module.Class', and is {self.scheduler!r}")
+        self._check_names()
+        self._check_many()
+        for name in ("prefix_caching", "eager"):
+            if not isinstance(getattr(self, name), bool | None):
+                raise ValueError(f"{name} must be True, False or None, and is {getattr(self, name)!r}")
         if self.eager and (self.cudagraph_mode not in (None, "NONE") or self.capture_sizes):
             raise ValueError("eager: an eager engine captures no graphs, so cudagraph_mode and capture_sizes must go")
+
+    def _check_names(self) -> None:
+        _name("served_name", self.served_name)
+        for name in ("kv_cache_dtype", "quantization", "attention_backend"):
+            if getattr(self, name) is not None:
+                _name(name, getattr(self, name))
+        if self.scheduler is not None:
+            _name("scheduler", self.scheduler)
+            if not all(part.isidentifier() for part in self.scheduler.split(".")) or "." not in self.scheduler:
+                raise ValueError(f"scheduler must be 'module.Class', and is {self.scheduler!r}")
+
+    def _check_many(self) -> None:
+        for name, each in (("capture_sizes", None), ("plugins", str), ("more", str)):
+            values = getattr(self, name)
+            if values is None and name != "more":
+                continue
+            if isinstance(values, str) or not isinstance(values, Sequence):
+                raise ValueError(f"{name} must be a tuple, and is {values!r}")
+            for value in values:
+                if each is None:
+                    _positive(name, value)
+                elif not isinstance(value, str):
+                    raise ValueError(f"{name} must hold texts, and {value!r} is none")
+        if not isinstance(self.environment, Mapping):
+            raise ValueError(f"environment must map names to texts, and is {self.environment!r}")
+        for variable, value in self.environment.items():
+            if not isinstance(variable, str) or not isinstance(value, str):
+                raise ValueError(f"environment must map names to texts, and has {variable!r}: {value!r}")
 
     def command(self, port: int) -> list[str]:
         """The command line, for a port on the loopback interface."""
@@ -146,6 +179,11 @@ def _reports() -> tuple[str, ...]:
     return tuple(f"--{name.replace('_', '-')}" for name in switches if name in known)
 
 
-def _positive(name: str, value: int | None) -> None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+def _positive(name: str, value: object) -> None:
+    if value is not None and not is_whole(value):
         raise ValueError(f"{name} must be a whole number of at least 1, and is {value!r}")
+
+
+def _name(name: str, value: object) -> None:
+    if not isinstance(value, str) or not value.strip() or value.startswith("-"):
+        raise ValueError(f"{name} must be a text that is no option of the command line, and is {value!r}")

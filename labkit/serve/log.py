@@ -92,7 +92,8 @@ REASONS = (
     ),
     (
         r"No available memory for the cache blocks|max seq len \((\d+)\)",
-        "too little KV memory: nothing is left for the KV cache: raise kv_cache_memory (or gpu_memory_utilization)",
+        "too little KV memory: nothing is left for the KV cache: raise kv_cache_memory (or gpu_memory_utilization, or"
+        " num_blocks where it is set)",
     ),
     (
         r"Available memory on node \d+ \(([^)]+)\).*?is less than (?:desired|requested)",
@@ -112,6 +113,15 @@ REASONS = (
         "there is no model in the folder {0}: no config.json was found there",
     ),
     (
+        r"Invalid repository ID or local directory specified: '([^']+)'",
+        "there is no model in the folder {0}: no config.json was found there",
+    ),
+    (
+        r"Cannot find any model weights with `([^`]+)`",
+        "there are no weights in the folder {0}: no *.safetensors was found there",
+    ),
+    (r"SafetensorError: (.+)", "a file of weights is broken ({0}): write or copy the model again"),
+    (
         r"outgoing traffic has been disabled",
         "the model is no folder, and the hub's cache on this machine does not hold it: nothing is downloaded here",
     ),
@@ -127,15 +137,21 @@ REASONS = (
     (r"ModuleNotFoundError: (No module named '[^']+')", "{0}"),
 )
 
+# An exception that a process names, maybe after its name and place; of one that checked a configuration what it found.
+ERROR = r"^(\(.*?\] )?\s*((?:[\w.]*(?:Error|Exception): |Value error, ).+)$"
+
 
 def failure_reason(text: str) -> str:
     """One sentence on why the server of this log ended; its last error where the reason is none that we know."""
     for pattern, sentence in REASONS:
         if found := re.search(pattern, text, re.DOTALL if "GiB KV cache" in pattern else 0):
             return sentence.format(*found.groups())
-    errors = re.findall(r"^(?:\(.*?\] )?\s*(\w*(?:Error|Exception): .+)$", text, re.MULTILINE)
-    root = [e for e in errors if "Engine core initialization failed" not in e]
-    if not root and "EngineDeadError" in text:
+    said = re.findall(ERROR, text, re.MULTILINE)
+    if ended := "EngineDeadError" in text:  # then other processes' errors were of single requests
+        said = [(process, error) for process, error in said if re.search("EngineCore|Worker", process)]
+    known = ("Engine core initialization failed", "EngineDeadError")
+    root = [error.removeprefix("Value error, ") for _, error in said if not any(k in error for k in known)]
+    if not root and ended:
         return "its engine was ended from outside: the system does that where memory runs out"
     lines = text.strip().splitlines()
     return (root or lines or ["its log is empty"])[-1].strip()[:400]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import http.client
 import os
 import re
 import socket
@@ -19,10 +20,12 @@ from labkit.serve import guard
 from labkit.serve.client import Client
 from labkit.serve.launch import Launch
 from labkit.serve.log import LogFacts, failure_reason, read_log, stage
+from labkit.serve.values import is_whole
 
 START_S = 240.0  # importing vLLM twice on a loaded machine
-STOP_S = guard.GRACE_S + guard.TRACKER_S + 3
+STOP_S = guard.GRACE_S + 2 * guard.TRACKER_S + 4
 POLL_S = 0.25
+PORTS = 5  # free ones that are tried, each of which another process may take before the server does
 # Environment proxies are for the world outside, and a loopback request must not go there.
 LOOPBACK = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -40,10 +43,14 @@ class Server:
 
     launch: what to start. port: on 127.0.0.1; None finds a free one. show: print a line of progress while it starts.
     What the server starts, writes to its temporary folder and holds on a GPU is gone when `stop` returns; if this
-    process dies, even by SIGKILL, within about two seconds of that.
+    process dies, even by SIGKILL, within about two seconds of that. ValueError names the argument that is wrong.
     """
 
     def __init__(self, launch: Launch, port: int | None = None, show: bool = True) -> None:
+        if not isinstance(launch, Launch):
+            raise ValueError(f"launch must be a labkit.serve.Launch, and is {launch!r}")
+        if port is not None and not (is_whole(port) and port < 1 << 16):
+            raise ValueError(f"port must be a whole number from 1 to 65535, or None for a free one, and is {port!r}")
         self.launch = launch
         self.port = port
         self._any_port = port is None
@@ -55,20 +62,23 @@ class Server:
     def start(self, timeout: float = START_S) -> Server:
         """Start the server and wait until it answers; gives itself. About 30 s on two CPU cores.
 
-        StartFailed with the reason where it does not come up within `timeout` seconds. RuntimeError if it runs already.
+        StartFailed with the reason where it does not come up within `timeout` seconds. RuntimeError if it runs already;
+        one that has died is started anew.
         """
-        if self._guard is not None:
+        if self.alive:
             raise RuntimeError(f"the server runs already, at {self.url}")
-        while True:
-            self._spawn()
+        self.stop()
+        for left in reversed(range(PORTS if self._any_port else 1)):
             try:
+                self._spawn()
                 self._wait(timeout)
-                return self
+                break
             except BaseException as error:  # KeyboardInterrupt too: what was begun must not stay
                 self.stop()
                 taken = isinstance(error, StartFailed) and "Address already in use" in error.log
-                if not (taken and self._any_port):  # somebody was faster: another free port will do
+                if not (taken and left):  # somebody was faster: another free port will do
                     raise
+        return self
 
     def stop(self) -> None:
         """End the server and all that it started; does nothing if none runs. Requests under way get an error."""
@@ -82,13 +92,13 @@ class Server:
         try:
             process.wait(STOP_S)
         except subprocess.TimeoutExpired:
-            process.terminate()
+            process.kill()  # it hangs, and its second ends the rest
             process.wait()
         if self._reader is not None:
             self._reader.join()
 
     def __enter__(self) -> Server:
-        return self.start() if self._guard is None else self
+        return self if self.alive else self.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -178,7 +188,7 @@ class Server:
         try:
             with LOOPBACK.open(f"{self.url}/health", timeout=2) as reply:
                 return reply.status == 200
-        except OSError:
+        except (OSError, http.client.HTTPException):
             return False
 
     def _say(self, text: str) -> None:

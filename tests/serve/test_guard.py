@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -46,13 +47,21 @@ def started(code: str = OWNER) -> tuple[subprocess.Popen[str], list[int], Path]:
     return owner, [of_guard, int(server), int(child)], Path(folder)
 
 
-def gone(pids: list[int], within: float) -> bool:
+def gone(pids: list[int], folder: Path | str, within: float) -> bool:
+    """Whether within so many seconds neither a process nor the folder is there any more."""
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:
-        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
+        if not any(Path(path).exists() for path in (folder, *(f"/proc/{pid}" for pid in pids))):
             return True
         time.sleep(0.05)
     return False
+
+
+def end(pids: list[int]) -> None:
+    """Kill what a failed test leaves."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def test_a_killed_owner_leaves_no_process_and_no_file():
@@ -61,19 +70,16 @@ def test_a_killed_owner_leaves_no_process_and_no_file():
         assert folder.name.startswith("labkit-serve-") and (folder / "socket").exists()
         owner.kill()
         owner.wait()
-        assert gone(pids, 5), "a process outlived its owner: is process OWNER watched, and every descendant killed?"
-        assert not folder.exists()
+        assert gone(pids, folder, 5), "something outlived the owner: is process OWNER watched, and all of it killed?"
     finally:
-        for pid in pids:
-            if Path(f"/proc/{pid}").exists():
-                os.kill(pid, signal.SIGKILL)
+        end(pids)
 
 
 def test_a_fork_that_holds_the_pipe_open_does_not_keep_the_server():
     owner, pids, folder = started(OWNER.replace("time.sleep(600)", "time.sleep(600 if os.fork() else 8)"))
     owner.kill()
     owner.wait()
-    assert gone(pids, 5) and not folder.exists(), "the pipe's end was waited for, and a fork of the owner holds it"
+    assert gone(pids, folder, 5), "the pipe's end was waited for, and a fork of the owner holds it"
 
 
 def guarded(code: str) -> subprocess.Popen[str]:
@@ -81,6 +87,7 @@ def guarded(code: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-I", "-S", guard.__file__, str(os.getpid()), sys.executable, "-c", code],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        start_new_session=True,
     )  # fmt: skip
 
 
@@ -89,7 +96,7 @@ def test_a_server_that_ends_by_itself_takes_its_children_along():
     assert process.stdout is not None
     server, child, folder = process.stdout.readline().split()
     assert process.wait(10) == 3
-    assert gone([int(server), int(child)], 1) and not Path(folder).exists()
+    assert gone([int(server), int(child)], folder, 1)
 
 
 def test_a_long_temporary_folder_is_passed_over_for_sockets(tmp_path, monkeypatch):
@@ -100,3 +107,29 @@ def test_a_long_temporary_folder_is_passed_over_for_sockets(tmp_path, monkeypatc
     folder = process.stdout.readline().strip()
     assert process.wait(10) == 0
     assert folder.startswith("/tmp/labkit-serve-") and not Path(folder).exists()
+
+
+@pytest.mark.parametrize("which", ["first", "second", "server"])
+def test_whichever_of_the_guards_or_the_server_is_killed_the_rest_ends(which):
+    process = guarded(STUBBORN)
+    assert process.stdout is not None
+    server, child, folder = process.stdout.readline().split()
+    first, second = process.pid, guard.descendants(process.pid)[0]
+    os.kill({"first": first, "second": second, "server": int(server)}[which], signal.SIGKILL)
+    process.wait(5)
+    try:
+        assert gone([second, int(server), int(child)], folder, 5), f"{which} was killed, and something outlived it"
+    finally:
+        end([int(server), int(child)])
+
+
+def test_a_group_that_is_killed_holds_one_guard_only():
+    process = guarded(STUBBORN)
+    assert process.stdout is not None
+    server, child, folder = process.stdout.readline().split()
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait(5)
+    try:
+        assert gone([int(server), int(child)], folder, 5), "both guards were in the group, and ended together"
+    finally:
+        end([int(server), int(child)])

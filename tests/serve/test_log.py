@@ -81,5 +81,37 @@ def test_an_unknown_failure_gives_its_root_error():
     assert failure_reason("Killed\n") == "Killed"
     dead = "(APIServer pid=2) ERROR 11-30 [serving.py:500] vllm.v1.engine.exceptions.EngineDeadError: see above\n"
     assert "ended from outside" in failure_reason(dead + "  warnings.warn('resource_tracker: There appear')\n")
-    assert failure_reason("ValueError: it fell\n" + dead) == "ValueError: it fell", "what the engine said comes first"
+    fell = "(EngineCore pid=3) ERROR 11-30 [core.py:1] ValueError: it fell\n"
+    assert failure_reason(fell + dead).endswith("ValueError: it fell"), "what the engine said comes first"
+    assert "ended from outside" in failure_reason("RecursionError: of a request\n" + dead), "a request ends no engine"
     assert failure_reason("") == "its log is empty"
+
+
+CHECKED = """pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
+  Value error, {} [type=value_error, input_type=ArgsKwargs]
+    For further information visit https://errors.pydantic.dev/2.14/v/value_error
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (CHECKED.format("the moon is full"), "the moon is full"),
+        (
+            CHECKED.format("Invalid repository ID or local directory specified: '/models/mine'."),
+            "there is no model in the folder /models/mine:",
+        ),
+        ("RuntimeError: Cannot find any model weights with `/models/mine`\n", "there are no weights in the folder /mo"),
+        (
+            "safetensors._safetensors_rust.SafetensorError: file not fully covered\n"
+            "RuntimeError: Engine core initialization failed. See root cause above.\n",
+            "a file of weights is broken (file not fully covered)",
+        ),
+        (
+            "some.library.MoonError: it is full\nRuntimeError: Engine core initialization failed.\n",
+            "some.library.MoonE",
+        ),
+    ],
+)
+def test_a_broken_model_folder_is_said_by_what_it_lacks(text, said):
+    assert failure_reason(text).startswith(said), failure_reason(text)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -120,6 +122,75 @@ def test_nothing_is_left_of_a_server_whose_owner_is_killed_while_it_starts():
     assert not left_over(before, pids=pids), "a server outlived the process that wanted it"
 
 
+# What a server of vLLM does as far as `Server` sees it: it takes the port, says so, answers, and ends when asked to.
+STAND_IN = """
+import http.server, sys
+class Health(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+try:
+    server = http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Health)
+except OSError as error:
+    sys.exit(f"OSError: {error}")
+print("Available routes are:", flush=True)
+server.serve_forever()
+"""
+
+
+@dataclass(frozen=True)
+class StandIn(Launch):
+    """Starts it in no time, and no vLLM."""
+
+    def command(self, port: int) -> list[str]:
+        return [sys.executable, "-c", STAND_IN, str(port)]
+
+
+def test_a_port_that_somebody_takes_before_the_server_does_is_given_up_for_another(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        ports = [taken.getsockname()[1], free_port()]
+        monkeypatch.setattr("labkit.serve.server.free_port", lambda: ports.pop(0))
+        with Server(StandIn("m"), show=False) as server:
+            assert server.alive and not ports and server.port != taken.getsockname()[1]
+
+
+def test_a_server_that_never_gets_a_port_gives_up(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        monkeypatch.setattr("labkit.serve.server.free_port", lambda: taken.getsockname()[1])
+        with pytest.raises(StartFailed, match="the port is taken"):
+            Server(StandIn("m"), show=False).start()
+
+
+def test_a_server_that_has_died_can_be_started_again():
+    server = Server(StandIn("m"), show=False).start()
+    try:
+        os.kill(server.pids()[-1], 9)
+        until = time.monotonic() + 5
+        while server.alive and time.monotonic() < until:
+            time.sleep(0.05)
+        assert not server.alive
+        with server:
+            assert server.alive, "a dead server was taken for one that runs"
+            with pytest.raises(RuntimeError, match="runs already"):
+                server.start()
+    finally:
+        server.stop()
+
+
+def test_a_guard_that_hangs_does_not_keep_the_server(monkeypatch):
+    monkeypatch.setattr("labkit.serve.server.STOP_S", 0.5)
+    before = traces()
+    server = Server(StandIn("m"), show=False).start()
+    pids = [str(pid) for pid in server.pids()]
+    os.kill(int(pids[0]), signal.SIGSTOP)
+    server.stop()
+    assert not left_over(before, pids)
+
+
 @pytest.mark.slow
 def test_a_taken_port_is_said():
     with socket.socket() as taken:
@@ -153,17 +224,53 @@ def test_a_missing_model_is_said():
         Server(Launch("/nonexistent", kv_cache_memory=8 << 20), show=False).start()
 
 
-def test_a_launch_line_is_typed():
-    for options, said in (
-        ({"block_size": 0}, "block_size must be a whole number"),
-        ({"dtype": "int4"}, "dtype must be one of"),
-        ({"gpu_memory_utilization": 1.2}, "gpu_memory_utilization must be above 0"),
-        ({"eager": True, "capture_sizes": (1, 2)}, "eager: an eager engine captures no graphs"),
-        ({"scheduler": "Mine"}, "scheduler must be 'module.Class'"),
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
         ({"model": ""}, "model must be"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            Launch(**{"model": "m", **options})
+        ({"model": None}, "model must be a folder or a name, and is None"),
+        ({"model": "--help"}, "model must be"),
+        ({"served_name": None}, "served_name must be a text"),
+        ({"served_name": ""}, "served_name must be a text"),
+        ({"dtype": "int4"}, "dtype must be one of"),
+        ({"dtype": None}, "dtype must be one of"),
+        ({"block_size": 0}, "block_size must be a whole number"),
+        ({"kv_cache_memory": 1e9}, "kv_cache_memory must be a whole number"),
+        ({"gpu_memory_utilization": 1.2}, "gpu_memory_utilization must be above 0"),
+        ({"gpu_memory_utilization": "0.9"}, "gpu_memory_utilization must be above 0"),
+        ({"gpu_memory_utilization": True}, "gpu_memory_utilization must be above 0"),
+        ({"kv_cache_dtype": 8}, "kv_cache_dtype must be a text"),
+        ({"quantization": 4}, "quantization must be a text"),
+        ({"attention_backend": ""}, "attention_backend must be a text"),
+        ({"prefix_caching": "no"}, "prefix_caching must be True, False or None"),
+        ({"eager": 1}, "eager must be True, False or None"),
+        ({"eager": True, "capture_sizes": (1, 2)}, "eager: an eager engine captures no graphs"),
+        ({"capture_sizes": 4}, "capture_sizes must be a tuple"),
+        ({"capture_sizes": (1, "2")}, "capture_sizes must be a whole number"),
+        ({"scheduler": "Mine"}, "scheduler must be 'module.Class'"),
+        ({"scheduler": "mine."}, "scheduler must be 'module.Class'"),
+        ({"scheduler": 3}, "scheduler must be a text"),
+        ({"plugins": "labkit"}, "plugins must be a tuple, and is 'labkit'"),
+        ({"plugins": (1,)}, "plugins must hold texts, and 1 is none"),
+        ({"seed": "x"}, "seed must be a whole number of at least 0"),
+        ({"more": "--enforce-eager"}, "more must be a tuple"),
+        ({"more": None}, "more must be a tuple"),
+        ({"more": ("-tp", 2)}, "more must hold texts, and 2 is none"),
+        ({"environment": "A=1"}, "environment must map names to texts"),
+        ({"environment": {"A": 1}}, "environment must map names to texts, and has 'A': 1"),
+    ],
+)
+def test_a_launch_line_is_typed(options, said):
+    with pytest.raises(ValueError, match=said):
+        Launch(**{"model": "m", **options})
+
+
+@pytest.mark.parametrize("port", [0, -1, 65536, "80", True, 80.0])
+def test_a_port_is_one_that_there_is(port):
+    with pytest.raises(ValueError, match="port must be a whole number from 1 to 65535"):
+        Server(Launch("m"), port=port)
+    with pytest.raises(ValueError, match=r"launch must be a labkit\.serve\.Launch"):
+        Server("m")  # type: ignore[arg-type]
 
 
 def test_the_environment_is_offline_and_interprets_no_kernel(monkeypatch):
