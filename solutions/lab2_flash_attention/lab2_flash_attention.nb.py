@@ -323,7 +323,8 @@ except Exception as error:
 # `GROUP` times the memory. The kernel needs no copy: it only has to look in the right place.
 #
 # Here, the queries of one group also have a common need: they read the same K and V. A program per `(row tile, query head)` reads them
-# `GROUP` times, once each; the cache catches some of that. The kernel below is allowed to do so: what is graded is that no copy is made.
+# `GROUP` times, once each; the cache catches some of that. The kernel below is allowed to do so: what is graded is that no copy is made,
+# and that key tiles past the diagonal are still skipped.
 
 
 # %% question="flash_grouped" points=2 hidden=2 timeout=180
@@ -401,7 +402,10 @@ def flash_varlen_kernel(
     q_row_stride, q_head_stride, k_row_stride, k_head_stride, v_row_stride, v_head_stride, o_row_stride, o_head_stride,
     GROUP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
-    """Program (i, head, b): row tile i of sequence b, causal. A tile past the sequence's end does nothing."""
+    """Program (i, head, b): row tile i of sequence b, causal. A tile past the sequence's end does nothing.
+
+    As before, loads no key tile that no row of its tile needs.
+    """
     head = tl.program_id(1)
     begin = tl.load(cu_seqlens_ptr + tl.program_id(2))
     length = tl.load(cu_seqlens_ptr + tl.program_id(2) + 1) - begin
@@ -489,6 +493,7 @@ def stall_point(dtype: torch.dtype) -> int:
     """The value at which a running sum of ones in `dtype` stops growing, found by adding, for 16-bit types, fp32 and fp64.
 
     Adding one by one takes 16 million steps in fp32: from a sum of 2**k, check whether adding 1 still changes it.
+    The check also rounds torch's results to widths of its own: to formats that no table has.
     """
     ### BEGIN SOLUTION
     total = torch.tensor(1.0, dtype=dtype)

@@ -12,6 +12,7 @@ from grading.blackbox import Remote, hidden_check
 from labkit.checks import compare
 from labkit.checks.lab2_flash_attention.cases import Case, attention, make_case
 from labkit.checks.lab2_flash_attention.flash import ragged
+from labkit.checks.values import close
 
 LAB = "lab2_flash_attention"
 
@@ -93,14 +94,31 @@ def grouped_chunk(remote: Remote) -> None:
     equals_dense(remote, "flash_grouped", case, "the last 10 rows of 60", block_m=16, block_n=16)
 
 
-def attend_packed(q: np.ndarray, k: np.ndarray, v: np.ndarray, cu: np.ndarray, longest: int, scale: float):
+@hidden_check(LAB, "flash_grouped")
+def grouped_tiles_past_the_diagonal(remote: Remote) -> None:
+    case = make_case(64, 96, heads=4, kv_heads=2, causal=True, seed=403)
+    seen = Case(case.q[:32], case.k[:64], case.v[:64], case.scale, causal=True)  # the first row tile
+    case.v[64:] = np.nan  # whoever multiplies by such a tile has NaN, even with weights of 0
+    arrays = (x.cpu().numpy() for x in (case.q, case.k, case.v))
+    options = {"block_m": 32, "block_n": 16}
+    got = torch.from_numpy(np.asarray(remote.call(attend, "flash_grouped", *arrays, case.scale, options)))
+    close(got[:32], *_both(seen), look_at="are key tiles past the diagonal multiplied")
+
+
+def _both(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+    return attention(case, torch.float64), attention(case, case.q.dtype)
+
+
+def attend_packed(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, cu: np.ndarray, longest: int, scale: float, options: dict
+):
     """Driver: flash_varlen."""
     import torch
 
     from labkit.checks.values import run_kernel
 
     tensors = (torch.from_numpy(x).to(labkit.device.name()) for x in (q, k, v, cu))
-    return run_kernel(flash_varlen, *tensors, longest, scale)
+    return run_kernel(flash_varlen, *tensors, longest, scale, **options)
 
 
 def _packed(remote: Remote, lengths: list[int], seed: int) -> None:
@@ -108,7 +126,7 @@ def _packed(remote: Remote, lengths: list[int], seed: int) -> None:
     starts = [0, *np.cumsum(lengths).tolist()]
     arrays = (x.cpu().numpy() for x in (case.q, case.k, case.v))
     cu = np.array(starts, dtype=np.int32)
-    got = torch.from_numpy(np.asarray(remote.call(attend_packed, *arrays, cu, max(lengths), case.scale)))
+    got = torch.from_numpy(np.asarray(remote.call(attend_packed, *arrays, cu, max(lengths), case.scale, {})))
     compare.close(
         got, ragged(case, starts, torch.float64), ragged(case, starts, torch.float16), look_at=f"lengths {lengths}"
     )
@@ -122,3 +140,15 @@ def ragged_batches(remote: Remote) -> None:
 @hidden_check(LAB, "flash_varlen")
 def empty_between(remote: Remote) -> None:
     _packed(remote, [0, 32, 0, 65, 0], 502)
+
+
+@hidden_check(LAB, "flash_varlen")
+def packed_tiles_past_the_diagonal(remote: Remote) -> None:
+    case = make_case(20 + 64, heads=4, kv_heads=2, causal=True, seed=503)
+    seen = Case(case.q[20:52], case.k[20:52], case.v[20:52], case.scale, causal=True)  # one tile of the second sequence
+    wanted = _both(seen)
+    case.v[52:] = np.nan  # whoever multiplies by such a tile has NaN, even with weights of 0
+    arrays = (x.cpu().numpy() for x in (case.q, case.k, case.v))
+    cu, options = np.array([0, 20, 84], dtype=np.int32), {"block_m": 32, "block_n": 32}
+    got = torch.from_numpy(np.asarray(remote.call(attend_packed, *arrays, cu, 64, case.scale, options)))
+    close(got[20:52], *wanted, look_at="are key tiles past a sequence's diagonal multiplied")

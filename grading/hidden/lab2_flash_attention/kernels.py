@@ -6,6 +6,7 @@ Drivers use names of the notebook, which this module does not have: their source
 from __future__ import annotations
 
 import math
+import secrets
 
 import numpy as np
 import torch
@@ -77,8 +78,21 @@ def stalls() -> list[int]:
     return [int(stall_point(d)) for d in (torch.bfloat16, torch.float32, torch.float16, torch.float64)]
 
 
+def stall_rounded(bits: int) -> int:
+    """Driver: the stall point of fp32 whose results are rounded."""
+    import torch
+
+    from labkit.checks.lab2_flash_attention.numerics import Rounded
+
+    with Rounded(torch.float32, bits):
+        return int(stall_point(torch.float32))
+
+
 @hidden_check(LAB, "stall_point")
 def every_format(remote: Remote) -> None:
+    bits = secrets.choice(range(9, 15))
+    rounded = remote.call(stall_rounded, bits)
+    require(rounded == 2**bits, f"stall point of fp32 rounded to {bits} bits: {rounded}, so it is not found by adding")
     got = remote.call(stalls)
     require(got == [256, 2**24, 2048, 2**53], f"stall points of bf16, fp32, fp16, fp64: {got}")
 

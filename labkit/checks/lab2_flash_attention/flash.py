@@ -6,7 +6,7 @@ import itertools
 
 import torch
 
-from labkit import device
+from labkit import device, meter
 from labkit.checks import traffic
 from labkit.checks.contract import Question, require
 from labkit.checks.lab2_flash_attention.cases import Case, agree, attention, framed, make_case
@@ -22,8 +22,10 @@ def _question(name: str, about: str) -> Question:
 
 flash_forward = _question("flash_forward", "attention comes out right for any lengths, and no score goes to memory")
 flash_causal = _question("flash_causal", "no row sees its future, and tiles that nobody sees are not loaded")
-flash_grouped = _question("flash_grouped", "query heads find their KV head, and nothing is copied")
-flash_varlen = _question("flash_varlen", "packed sequences do not see each other, whatever their lengths")
+flash_grouped = _question(
+    "flash_grouped", "query heads find their KV head, nothing is copied, and unseen tiles are skipped"
+)
+flash_varlen = _question("flash_varlen", "packed sequences do not see each other, and unseen tiles are skipped")
 
 
 def _dtypes() -> list[torch.dtype]:
@@ -102,7 +104,7 @@ def _(answer) -> float:
 @flash_forward.invariant("nothing but q, k, v and o moves", share=2)
 def _(answer) -> float:
     case = make_case(128, heads=2, seed=7)
-    count = traffic.stays_inside(answer, *case.arguments)
+    count = traffic.stays_inside(answer, *case.arguments, block_m=64, block_n=64)
     bytes_ = case.q.numel() * 2 + 2 * (case.k.numel() + case.v.numel()) * 2  # K and V once for each of two row tiles
     stored = case.q.numel() * 2
     require(
@@ -152,7 +154,7 @@ def _(answer) -> None:
 @flash_causal.invariant("tiles that no row sees are not loaded", share=2)
 def _(answer) -> float:
     case = make_case(256, causal=True, seed=14)
-    count = traffic.stays_inside(answer, case.q, case.k, case.v, case.scale)
+    count = traffic.stays_inside(answer, *case.arguments, block_m=64, block_n=64)
     tiles = sum(range(1, 5))  # key tiles of 64 that the four row tiles of 64 see
     most = case.q.numel() * 2 + tiles * 2 * 64 * 64 * 2
     require(
@@ -192,6 +194,24 @@ def _(answer) -> None:
         count.bytes_stored == case.q.numel() * 2,
         f"{count.bytes_stored} bytes stored ({biggest} to one tensor): only o is written",
     )
+
+
+def _skips_tiles(count: meter.Count, q: torch.Tensor, key_rows: int, more: int = 0) -> float:
+    """Failed if more was loaded than q and `key_rows` rows of K and V, of one head each, in fp16. more: other bytes."""
+    most = q.numel() * 2 + key_rows * 2 * q.shape[2] * 2 + more
+    require(
+        count.bytes_loaded <= most,
+        f"{count.bytes_loaded} bytes loaded, {most} are enough: does the loop end with the last key tile that a row of "
+        "the row tile sees, as in question 5?",
+    )
+    return count.bytes_loaded / most
+
+
+@flash_grouped.invariant("tiles that no row sees are not loaded")
+def _(answer) -> float:
+    case = make_case(192, 256, heads=2, kv_heads=1, causal=True, seed=24)
+    count = traffic.stays_inside(answer, *case.arguments, block_m=64, block_n=64)
+    return _skips_tiles(count, case.q, 2 * (128 + 192 + 256))  # what each row tile sees, for each of two heads
 
 
 def _packed(lengths: list[int], heads: int, kv_heads: int, seed: int) -> tuple[Case, torch.Tensor]:
@@ -240,13 +260,21 @@ def _(answer) -> float:
 @flash_varlen.invariant("no access outside the tensors, and no work for tiles that are not there")
 def _(answer) -> None:
     case, cu = _packed([96, *[31] * 6], 1, 1, 34)
-    count = traffic.stays_inside(answer, case.q, case.k, case.v, cu, 96, case.scale)
-    tiles = 9 + 6  # in tiles of 32 rows and 32 keys: 3 times 3 for the long sequence, one for each short one
+    count = traffic.stays_inside(answer, case.q, case.k, case.v, cu, 96, case.scale, block_m=32, block_n=32)
+    tiles = 9 + 6  # 3 times 3 for the long sequence, with those past the diagonal, and one for each short one
     most = case.q.numel() * 2 + tiles * 2 * 32 * 64 * 2 + 3 * 7 * 2 * 8
     require(
         count.bytes_loaded <= most,
         f"{count.bytes_loaded} bytes loaded, {most} are enough: do tiles past a sequence's end load?",
     )
+
+
+@flash_varlen.invariant("tiles that no row of a sequence sees are not loaded")
+def _(answer) -> float:
+    case, cu = _packed([64, 96, 32], 2, 1, 35)
+    count = traffic.stays_inside(answer, case.q, case.k, case.v, cu, 96, case.scale, block_m=32, block_n=32)
+    seen = (32 + 64) + (32 + 64 + 96) + 32  # keys that the row tiles of each sequence see
+    return _skips_tiles(count, case.q, 2 * seen, more=3 * 2 * 3 * 2 * 8)  # every program may read two of cu_seqlens
 
 
 QUESTIONS = [flash_forward, flash_causal, flash_grouped, flash_varlen]
