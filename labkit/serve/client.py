@@ -9,13 +9,17 @@ from __future__ import annotations
 import http.client
 import itertools
 import json
+import operator
 import time
 import urllib.parse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from labkit.serve.values import is_number
+
 TIMEOUT_S = 300.0  # between two chunks
+BROKEN = (ValueError, KeyError, TypeError, AttributeError)  # of a chunk that is no JSON, or JSON of another shape
 Prompt = str | Sequence[int]
 
 
@@ -126,7 +130,8 @@ class _Answer:
         if choice.get("finish_reason"):
             self.facts["finish_reason"] = choice["finish_reason"]
         found = choice.get("logprobs") or {}
-        self.logprobs += found.get("token_logprobs") or [token["logprob"] for token in found.get("content") or ()]
+        values = found.get("token_logprobs") or [token["logprob"] for token in found.get("content") or ()]
+        self.logprobs += values if ids is None else values[max(0, len(values) - len(new)) :]  # echo has the prompt's
 
     def record(self, number: int, arrival: float, sent: float, error: str) -> Record:
         return Record(
@@ -136,19 +141,28 @@ class _Answer:
 
 
 class Client:
-    """Requests to the server at `url` ("http://127.0.0.1:8000"), for the model that it serves as `model`."""
+    """Requests to the server at `url` ("http://127.0.0.1:8000"), for the model that it serves as `model`.
+
+    timeout: seconds between two chunks of an answer. ValueError for a url or a timeout that is none.
+    """
 
     def __init__(self, url: str, model: str = "tiny", timeout: float = TIMEOUT_S) -> None:
-        parts = urllib.parse.urlsplit(url)
+        try:
+            parts = urllib.parse.urlsplit(url)
+            port = parts.port or 80
+        except (AttributeError, ValueError):  # no text; or a port that is none
+            parts = urllib.parse.urlsplit("")
         if parts.scheme != "http" or not parts.hostname:
             raise ValueError(f"url must be http://host:port, and is {url!r}")
+        if not (is_number(timeout) and 0 < timeout < float("inf")):
+            raise ValueError(f"timeout must be a number of seconds above 0, and is {timeout!r}")
         self.url, self.model, self._timeout = url.rstrip("/"), model, timeout
-        self._host, self._port = parts.hostname, parts.port or 80
+        self._host, self._port = parts.hostname, port
 
     def complete(self, prompt: Prompt, max_tokens: int = 16, **options: Any) -> Record:
         """A completion of a text, or of token ids as they stand. options: further fields of the request's body.
 
-        A refused or broken request gives a record whose `error` says why.
+        A refused or broken request gives a record whose `error` says why. ValueError for what cannot be sent.
         """
         return self.record("/v1/completions", self.completion(prompt, max_tokens, **options))
 
@@ -158,33 +172,36 @@ class Client:
 
     @staticmethod
     def completion(prompt: Prompt, max_tokens: int, **options: Any) -> dict[str, Any]:
-        """The body of a completion request."""
-        return {
-            "prompt": prompt if isinstance(prompt, str) else list(map(int, prompt)),
-            "max_tokens": max_tokens,
-            **options,
-        }
+        """The body of a completion request. ValueError for a prompt that is neither a text nor token ids."""
+        try:
+            sent = prompt if isinstance(prompt, str) else list(map(operator.index, prompt))
+        except TypeError as error:
+            raise ValueError(f"prompt must be a text or whole numbers, and is {str(prompt)[:80]} ({error})") from None
+        return {"prompt": sent, "max_tokens": max_tokens, **options}
 
     def record(
         self, path: str, body: dict[str, Any], *, number: int = 0, arrival: float = 0.0, began: float | None = None
     ) -> Record:
-        """Send a streamed request and record what comes. began: start of the run, in seconds of time.perf_counter."""
-        sent = time.perf_counter()
-        answer, error = _Answer(sent if began is None else began), ""
-        body = {
+        """Send a streamed request and record what comes. began: start of the run, in seconds of time.perf_counter.
+
+        ValueError for a body that cannot be sent.
+        """
+        payload = payload_of({
             "model": self.model, "temperature": 0, **body, "stream": True,
             "stream_options": {"include_usage": True}, "return_token_ids": True,
-        }  # fmt: skip
+        })  # fmt: skip
+        sent = time.perf_counter()
+        answer, error = _Answer(sent if began is None else began), ""
         try:
             done = False
-            for line in self._lines("POST", path, body):
+            for line in self._lines("POST", path, payload):
                 data = line.removeprefix(b"data: ").strip()
                 done = done or data == b"[DONE]"
                 if line.startswith(b"data: ") and not done:
                     answer.take(json.loads(data), time.perf_counter())
             if not done:  # http.client takes a connection that was cut for the end of the answer
                 raise ConnectionError("the answer broke off")
-        except (OSError, http.client.HTTPException, RequestRefused, ValueError) as failure:
+        except (*BROKEN, OSError, http.client.HTTPException, RequestRefused) as failure:
             error = f"{type(failure).__name__}: {failure}"
         return answer.record(number, arrival, sent - answer.began, error)
 
@@ -220,12 +237,11 @@ class Client:
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         """What the server answers to a JSON body. RequestRefused, OSError."""
-        return json.loads(b"".join(self._lines("POST", path, body)))
+        return json.loads(b"".join(self._lines("POST", path, payload_of(body))))
 
-    def _lines(self, method: str, path: str, body: dict[str, Any] | None) -> Iterator[bytes]:
+    def _lines(self, method: str, path: str, payload: bytes | None) -> Iterator[bytes]:
         connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout)
         try:
-            payload = None if body is None else json.dumps(body).encode("utf-8")
             connection.request(method, path, payload, {"Content-Type": "application/json"})
             reply = connection.getresponse()
             if reply.status != 200:
@@ -233,6 +249,16 @@ class Client:
             yield from reply
         finally:
             connection.close()
+
+
+def payload_of(body: dict[str, Any]) -> bytes:
+    """A request's body as JSON. ValueError if it is none, or asks for several answers: a record holds one."""
+    if body.get("n") not in (None, 1):
+        raise ValueError(f"n must be 1, since a record holds one answer, and is {body['n']!r}")
+    try:
+        return json.dumps(body).encode("utf-8")
+    except TypeError as error:
+        raise ValueError(f"the fields of a request must be JSON: {error}") from None
 
 
 def _message(body: bytes) -> str:

@@ -22,7 +22,8 @@ import sys
 import tempfile
 import time
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+PR_SET_PDEATHSIG, PR_SET_NAME, PR_SET_CHILD_SUBREAPER = 1, 15, 36
+NAME = b"labkit-guard"  # who kills all that is named python shall not kill what cleans up after that
 GRACE_S = 8.0  # for a server that is asked to stop
 TRACKER_S = 2.0  # for multiprocessing's tracker, which removes shared memory that killed processes held
 MAX_TEMP = 45  # characters: a socket's path, of which vLLM makes 58 more, has at most 107
@@ -34,6 +35,7 @@ def main(owner: int, command: list[str], scratch: str = "") -> int:
     """The command's exit status, or 0 if it was told to end. scratch: of the first guard, "" if this is the first."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    prctl(PR_SET_NAME, NAME, 0, 0, 0)
     wake, woken = os.pipe()
     signal.signal(signal.SIGTERM, lambda *_: os.write(woken, b"x"))
     for ignored in (signal.SIGINT, signal.SIGHUP):  # interrupting a notebook is not stopping its server

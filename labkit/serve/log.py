@@ -151,7 +151,11 @@ def failure_reason(text: str) -> str:
         said = [(process, error) for process, error in said if re.search("EngineCore|Worker", process)]
     known = ("Engine core initialization failed", "EngineDeadError")
     root = [error.removeprefix("Value error, ") for _, error in said if not any(k in error for k in known)]
+    root = [re.sub(r" \[type=\w+, input_value=.*", "", error) for error in root]  # the whole configuration
     if not root and ended:
         return "its engine was ended from outside: the system does that where memory runs out"
-    lines = text.strip().splitlines()
+    warned = re.compile(r"\s+warnings\.warn\(|.*\bresource_tracker\b")
+    lines = [line for line in text.strip().splitlines() if not warned.match(line)]
+    if not root and lines and re.search(r"^\(.*? pid=\d+\) (?:INFO|WARNING) ", lines[-1]):
+        return f"it was ended from outside, and says nothing of why; its log ends with: {lines[-1].strip()[:200]}"
     return (root or lines or ["its log is empty"])[-1].strip()[:400]

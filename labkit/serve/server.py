@@ -20,10 +20,11 @@ from labkit.serve import guard
 from labkit.serve.client import Client
 from labkit.serve.launch import Launch
 from labkit.serve.log import LogFacts, failure_reason, read_log, stage
-from labkit.serve.values import is_whole
+from labkit.serve.values import is_number, is_whole
 
 START_S = 240.0  # importing vLLM twice on a loaded machine
 STOP_S = guard.GRACE_S + 2 * guard.TRACKER_S + 4
+REST_S = guard.TRACKER_S + 3  # from the guards' end to the end of the log
 POLL_S = 0.25
 PORTS = 5  # free ones that are tried, each of which another process may take before the server does
 # Environment proxies are for the world outside, and a loopback request must not go there.
@@ -65,6 +66,8 @@ class Server:
         StartFailed with the reason where it does not come up within `timeout` seconds. RuntimeError if it runs already;
         one that has died is started anew.
         """
+        if not (is_number(timeout) and timeout > 0):
+            raise ValueError(f"timeout must be a number of seconds above 0, and is {timeout!r}")
         if self.alive:
             raise RuntimeError(f"the server runs already, at {self.url}")
         self.stop()
@@ -94,8 +97,7 @@ class Server:
         except subprocess.TimeoutExpired:
             process.kill()  # it hangs, and its second ends the rest
             process.wait()
-        if self._reader is not None:
-            self._reader.join()
+        self._read_rest()
 
     def __enter__(self) -> Server:
         return self if self.alive else self.start()
@@ -160,6 +162,11 @@ class Server:
         with process.stdout:
             lines.extend(process.stdout)
 
+    def _read_rest(self) -> None:
+        """Wait for the end of the log; not for long, since a process that was made to stay may hold it open."""
+        if self._reader is not None:
+            self._reader.join(REST_S)
+
     def _wait(self, timeout: float) -> None:
         began, shown = time.monotonic(), ""
         while True:
@@ -171,8 +178,7 @@ class Server:
                 shown = now
             if not self.alive:
                 self._end_line()
-                assert self._reader is not None
-                self._reader.join()
+                self._read_rest()
                 raise StartFailed(failure_reason(self.log), self.log)
             if self._answers():
                 self._say(f" > ready after {seconds:.0f} s at {self.url}\n")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numbers
+
 
 def is_whole(value: object, least: int = 1) -> bool:
     """Whether it is a whole number of at least `least`; True and False are none."""
@@ -10,4 +12,4 @@ def is_whole(value: object, least: int = 1) -> bool:
 
 def is_number(value: object) -> bool:
     """Whether it is a number, whole or not; True and False are none, and neither is NaN."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and value == value
+    return isinstance(value, numbers.Real) and not isinstance(value, bool) and value == value

@@ -123,6 +123,17 @@ def test_whichever_of_the_guards_or_the_server_is_killed_the_rest_ends(which):
         end([int(server), int(child)])
 
 
+def test_who_kills_all_that_is_named_python_leaves_nothing():
+    owner, _, folder = started()
+    family = [owner.pid, *guard.descendants(owner.pid)]
+    assert len(family) == 5, "owner, two guards, server and its child"
+    for pid in family:
+        if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").startswith("python"):
+            os.kill(pid, signal.SIGKILL)
+    owner.wait()
+    assert gone(family[1:], folder, 5)
+
+
 def test_a_group_that_is_killed_holds_one_guard_only():
     process = guarded(STUBBORN)
     assert process.stdout is not None

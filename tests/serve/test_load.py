@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import json
 import subprocess
 import sys
@@ -15,11 +16,15 @@ import numpy as np
 import pytest
 
 from labkit.serve import SLO, Client, Record, RequestRefused, Run, random_prompts, read_run, run_load, save_run
+from labkit.serve.client import _Answer
 from labkit.workload import Request
 
 
 class Streaming(BaseHTTPRequestHandler):
-    """Answers max_tokens tokens, 5 ms apart, the last two in one chunk; prompt [0] is refused, [1] breaks off."""
+    """Answers max_tokens tokens, 5 ms apart, the last two in one chunk; prompt [0] is refused, [1] breaks off.
+
+    [2] comes to a standstill after its first token, and [3] is answered by something else than choices.
+    """
 
     protocol_version = "HTTP/1.1"
 
@@ -49,6 +54,10 @@ class Streaming(BaseHTTPRequestHandler):
             if body["prompt"] == [1]:
                 self.close_connection = True
                 return None
+            if body["prompt"] == [2]:
+                time.sleep(0.5)
+            if body["prompt"] == [3]:
+                self.chunk({"choices": [7]})
         metrics = {"queue_time_ms": 1.0, "time_to_first_token_ms": 4.0, "generation_time_ms": 5.0}
         usage = {"prompt_tokens": len(body["prompt"]), "prompt_tokens_details": {"cached_tokens": 32}}
         self.chunk({"choices": [], "usage": usage, "metrics": metrics})
@@ -93,10 +102,30 @@ def test_what_goes_wrong_is_in_the_record_and_in_no_latency(client):
     assert Run((refused,), 1.0).summary()["failed"] == 1 and Run((refused,), 1.0).goodput(SLO(ttft=9)) == 0
 
 
+def test_a_standstill_and_an_answer_of_another_shape_are_errors_of_the_record(client):
+    late = Client(client.url, timeout=0.2).complete([2], 3)
+    assert late.error == "TimeoutError: timed out" and len(late.token_times) == 1 and not late.ok
+    strange = client.complete([3], 3)
+    assert strange.error.startswith("AttributeError") and not strange.ok
+
+
+def test_log_probabilities_of_the_prompt_are_left_out():
+    answer = _Answer(0.0)
+    choice = {"text": "abc d", "token_ids": [4], "logprobs": {"token_logprobs": [None, -1.0, -2.0, -0.5]}}
+    answer.take({"choices": [choice]}, 1.0)
+    assert answer.record(0, 0.0, 0.0, "").logprobs == (-0.5,), "with echo the prompt's come in front"
+
+
 def test_nobody_listening_is_an_error_of_the_record():
     assert "refused" in Client("http://127.0.0.1:9").complete("x").error.lower()
     with pytest.raises(ValueError, match="url must be"):
         Client("localhost:80")
+    for url in ("http://127.0.0.1:99999", "http://127.0.0.1:x", 3, None):
+        with pytest.raises(ValueError, match="url must be http://host:port"):
+            Client(url)  # type: ignore[arg-type]
+    for timeout in (0, -1, "3", None, True):
+        with pytest.raises(ValueError, match="timeout must be a number of seconds"):
+            Client("http://127.0.0.1:9", timeout=timeout)  # type: ignore[arg-type]
     with pytest.raises((RequestRefused, OSError)):
         Client("http://127.0.0.1:9").get("/health")
 
@@ -117,6 +146,55 @@ def test_a_load_of_which_a_part_fails_is_not_said_to_be_answered(client, capsys)
     assert "1 answered, the others not (RequestRefused: 400" in said and "all answered" not in said
     run_load(client, requests[:1])
     assert "all answered" in capsys.readouterr().out
+
+
+def test_requests_are_sent_in_order_of_arrival_whatever_order_they_come_in(client):
+    run = run_load(client, [Request(7, 0.1, 4, 2), Request(8, 0.0, 4, 2)], prompts=[[7, 7], [8, 8]], show=False)
+    assert [(r.id, r.prompt_ids) for r in run.records] == [(8, (8, 8)), (7, (7, 7))]
+    assert run.records[0].sent < 0.05, "an early request waited for a late one that stands before it in the list"
+
+
+ONE = [Request(0, 0.0, 4, 2)]
+
+
+@pytest.mark.parametrize(
+    ("requests", "options", "said"),
+    [
+        ([], {}, "requests: there is nothing to send"),
+        ([Request(0, -1.0, 4, 2)], {}, "requests: an arrival must be 0 seconds or later, and number 0"),
+        ([*ONE, Request(1, float("nan"), 4, 2)], {}, "requests: an arrival .* number 1"),
+        (ONE, {"prompts": "text"}, "prompts must be a list of 1"),
+        (ONE, {"prompts": 5}, "prompts must be a list of 1"),
+        (ONE, {"prompts": [[1], [2]]}, "prompts must be a list of 1"),
+        (ONE, {"prompts": [None]}, "prompts, of request number 0: prompt must be a text or whole numbers, and is None"),
+        (ONE, {"prompts": [[1.5]]}, "prompt must be a text or whole numbers"),
+        (ONE, {"prompts": [["a"]]}, "prompt must be a text or whole numbers"),
+        (ONE, {"max_concurrency": 0}, "max_concurrency must be a whole number"),
+        (ONE, {"vocab_size": 3}, "vocab_size must be a whole number of at least 4"),
+        (ONE, {"logit_bias": object()}, "the fields of a request must be JSON"),
+        (ONE, {"n": 2, "temperature": 1}, "n must be 1, since a record holds one answer"),
+    ],
+)
+def test_a_load_that_cannot_be_sent_is_refused_before_it_begins(client, requests, options, said, monkeypatch):
+    monkeypatch.setattr(client, "record", lambda *_, **__: pytest.fail("something was sent"))
+    with pytest.raises(ValueError, match=said):
+        run_load(client, requests, show=False, **options)
+
+
+def test_what_waits_for_a_slot_is_not_sent_after_an_interrupt(client, monkeypatch):
+    sent = []
+
+    def record(path, body, *, number, **times):
+        sent.append(number)
+        if number == 0:
+            _thread.interrupt_main()
+        time.sleep(0.2)
+
+    monkeypatch.setattr(client, "record", record)
+    with pytest.raises(KeyboardInterrupt):
+        run_load(client, [Request(i, 0.0, 4, 6) for i in range(3)], max_concurrency=1, show=False)
+    time.sleep(0.5)
+    assert sent == [0], "an interrupted load went on"
 
 
 def test_a_limit_of_requests_under_way_holds(client):
@@ -147,8 +225,21 @@ def test_an_objective_is_kept_as_a_whole():
     assert SLO(ttft=0.125, tpot=0.1875, e2e=0.5).kept_by(record)
     for slo in (SLO(ttft=0.12), SLO(tpot=0.18), SLO(e2e=0.49)):
         assert not slo.kept_by(record)
-    with pytest.raises(ValueError, match="ttft must be more than 0"):
-        SLO(ttft=0)
+    for wrong in (0, -1, "1", True, float("nan"), [1]):
+        with pytest.raises(ValueError, match="ttft must be more than 0"):
+            SLO(ttft=wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="slo must be"):
+        Run((record,), 1.0).goodput(0.5)  # type: ignore[arg-type]
+
+
+def test_a_run_of_no_request_or_of_one_has_a_summary():
+    none, one = Run((), 0.0), Run((Record(0, 0.0, 0.0, (0.5,), (1,)),), 0.5)
+    assert none.summary()["requests"] == 0 and np.isnan(none.goodput(SLO())) and np.isnan(none.summary()["ttft_p99"])
+    assert one.summary()["ttft_p50"] == one.summary()["ttft_p99"] == 0.5 and np.isnan(one.summary()["itl_mean"])
+    assert one.goodput(SLO(tpot=1e-9)) == 2, "an answer of one token has no time per further token"
+    for wrong in ((101,), (-1,), ("50",), 50):
+        with pytest.raises(ValueError, match="percentiles must be numbers from 0 to 100"):
+            one.summary(wrong)  # type: ignore[arg-type]
 
 
 VLLMS = """

@@ -84,6 +84,10 @@ def test_an_unknown_failure_gives_its_root_error():
     fell = "(EngineCore pid=3) ERROR 11-30 [core.py:1] ValueError: it fell\n"
     assert failure_reason(fell + dead).endswith("ValueError: it fell"), "what the engine said comes first"
     assert "ended from outside" in failure_reason("RecursionError: of a request\n" + dead), "a request ends no engine"
+    killed = (
+        "(APIServer pid=2) INFO 11-30 [launcher.py:46] Route: /v1\n/lib/resource_tracker.py:254: UserWarning: leaked\n"
+    )
+    assert failure_reason(killed + "  warnings.warn('leaked')\n").startswith("it was ended from outside")
     assert failure_reason("") == "its log is empty"
 
 

@@ -105,8 +105,17 @@ def test_the_environment_names_all_that_it_switches_on():
 def test_a_policy_is_found_by_name_or_by_module_and_function():
     assert policies.policy_named("shortest_prompt")(policies.Waiting("a", 7, 9, 0.0)) == 7
     assert policies.policy_named("operator:neg") is operator.neg
-    with pytest.raises(ValueError, match="policy: expected one of fcfs"):
-        policies.policy_named("fastest")
+    for wrong, said in (
+        ("fastest", "policy: expected one of fcfs"),
+        ("", "policy: expected one of fcfs"),
+        ("os:", "policy: expected one of fcfs"),
+        (None, "policy: expected one of fcfs"),
+        ("nomodule:f", "policy: 'nomodule:f' cannot be imported: No module named"),
+        ("os:nothing", "policy: 'os:nothing' cannot be imported: .* no attribute 'nothing'"),
+        ("os:name", "policy: 'os:name' is no function"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            policies.policy_named(wrong)  # type: ignore[arg-type]
 
 
 def scheduler() -> SimpleNamespace:
@@ -148,5 +157,5 @@ def test_bad_bodies_get_a_400_and_never_reach_the_engine():
         await response({}, None, send)
         return sent[0]["status"], json.loads(sent[1]["body"])
 
-    for body in ("[1]", "no json", "3"):
-        assert asyncio.run(ask(body)) == (400, {"error": "expected a JSON object: limit -> number"}), body
+    for body in ("[1]", "no json", "3", "[" * 100_000):
+        assert asyncio.run(ask(body)) == (400, {"error": "expected a JSON object: limit -> number"}), body[:9]

@@ -80,7 +80,7 @@ class Limits:
     async def _answer(self, request: Any) -> _JsonResponse:
         try:
             wanted = await request.json() if request.method == "POST" else {}
-        except ValueError:
+        except (ValueError, RecursionError):
             wanted = None
         if not isinstance(wanted, dict):
             return _JsonResponse({"error": "expected a JSON object: limit -> number"})

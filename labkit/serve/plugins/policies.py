@@ -33,7 +33,13 @@ def policy_named(name: str) -> Policy:
     """A policy of POLICIES, or the function at `module:name`. ValueError for a name that is neither."""
     if name in POLICIES:
         return POLICIES[name]
-    module, colon, function = name.partition(":")
-    if not colon:
+    module, _, function = str(name).partition(":")
+    if not (module and function):
         raise ValueError(f"policy: expected one of {', '.join(POLICIES)}, or module:function, and got {name!r}")
-    return getattr(importlib.import_module(module), function)
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"policy: {name!r} cannot be imported: {error}") from error
+    if not callable(found):
+        raise ValueError(f"policy: {name!r} is no function, but {found!r}")
+    return found
