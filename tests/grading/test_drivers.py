@@ -40,3 +40,14 @@ def test_a_driver_uses_no_name_of_the_notebook_but_the_answers(lab):
             f"{driver.name} uses {', '.join(sorted(others))} of the notebook, where a student may have given the name"
             " to something else: import it in the driver"
         )
+
+
+@pytest.mark.parametrize("lab", build.labs())
+def test_a_driver_imports_no_checks_of_the_lab(lab):
+    """The process that a hidden check talks to is started without them."""
+    for path in sorted((build.ROOT / "grading" / "hidden" / lab).glob("*.py")):
+        for driver in drivers(path):
+            for node in (n for n in ast.walk(driver) if isinstance(n, ast.ImportFrom)):
+                assert not (node.module or "").startswith("labkit.checks.lab"), (
+                    f"{driver.name} imports {node.module}, which is not there in grading: move what it needs out of it"
+                )

@@ -6,7 +6,7 @@ import torch
 
 import labkit
 from labkit import device
-from labkit.checks.lab2_flash_attention.numerics import Rounded
+from labkit.checks.rounded import Rounded
 
 device.tier()  # without a GPU, kernels decorated from here on run in the interpreter
 

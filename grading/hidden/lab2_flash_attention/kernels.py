@@ -82,7 +82,7 @@ def stall_rounded(bits: int) -> int:
     """Driver: the stall point of fp32 whose results are rounded."""
     import torch
 
-    from labkit.checks.lab2_flash_attention.numerics import Rounded
+    from labkit.checks.rounded import Rounded
 
     with Rounded(torch.float32, bits):
         return int(stall_point(torch.float32))
