@@ -11,19 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from labkit.serve.client import Client, Record, RequestRefused
+    from labkit.serve.config import shape_of
     from labkit.serve.launch import Launch
     from labkit.serve.load import SLO, Run, random_prompts, read_run, run_load, save_run
     from labkit.serve.log import LogFacts, failure_reason, read_log
-    from labkit.serve.plan import Inconsistent, Plan, plan_capacity, shape_of
+    from labkit.serve.plan import Inconsistent, Plan, plan_capacity
     from labkit.serve.recording import Session, Timeline, read_recording
     from labkit.serve.server import Server, StartFailed
 
 _MODULES = {
     "client": ("Client", "Record", "RequestRefused"),
+    "config": ("shape_of",),
     "launch": ("Launch",),
     "load": ("SLO", "Run", "random_prompts", "read_run", "run_load", "save_run"),
     "log": ("LogFacts", "failure_reason", "read_log"),
-    "plan": ("Inconsistent", "Plan", "plan_capacity", "shape_of"),
+    "plan": ("Inconsistent", "Plan", "plan_capacity"),
     "recording": ("Session", "Timeline", "read_recording"),
     "server": ("Server", "StartFailed"),
 }

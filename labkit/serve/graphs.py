@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from labkit.serve.values import is_number, whole
 from labkit.workload import Request
 
 MODES = ("NONE", "PIECEWISE", "FULL", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE")
@@ -34,12 +35,13 @@ class Dispatcher:
     mode: one of MODES. sizes: `cudagraph_capture_sizes`, in tokens. max_num_seqs: of the scheduler. query_len: tokens
     of a request in a decode step, 1 without speculative decoding.
 
-    Raises ValueError for an unknown mode or sizes that are no whole numbers above 0, ImportError without vLLM.
+    Raises ValueError for an unknown mode or numbers that are no whole ones above 0, ImportError without vLLM.
     """
 
     def __init__(self, mode: str, sizes: Iterable[int], *, max_num_seqs: int, query_len: int = 1) -> None:
         if mode not in MODES:
             raise ValueError(f"mode must be one of {', '.join(MODES)}, and is {mode!r}")
+        most, each = whole("max_num_seqs", max_num_seqs), whole("query_len", query_len)
         self.mode = mode
         self.sizes = _checked_sizes(sizes)
         if mode != "NONE" and not self.sizes:
@@ -55,11 +57,11 @@ class Dispatcher:
         compilation.set_splitting_ops_for_v1(all2all_backend="naive")
         compilation.post_init_cudagraph_sizes()
         config: Any = SimpleNamespace(
-            compilation_config=compilation, num_speculative_tokens=query_len - 1, lora_config=None,
-            scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs), speculative_config=None,
+            compilation_config=compilation, num_speculative_tokens=each - 1, lora_config=None,
+            scheduler_config=SimpleNamespace(max_num_seqs=most), speculative_config=None,
         )  # fmt: skip
         self._dispatcher = CudagraphDispatcher(config)
-        self._dispatcher.initialize_cudagraph_keys(graph_mode, query_len)
+        self._dispatcher.initialize_cudagraph_keys(graph_mode, each)
 
     @property
     def graphs(self) -> list[Dispatch]:
@@ -72,7 +74,7 @@ class Dispatcher:
 
     def dispatch(self, num_tokens: int, *, decode: bool) -> Dispatch:
         """The graph for a batch. decode: every request brings `query_len` tokens; a batch with a prefill is mixed."""
-        mode, shape = self._dispatcher.dispatch(num_tokens, uniform_decode=decode)
+        mode, shape = self._dispatcher.dispatch(whole("num_tokens", num_tokens), uniform_decode=decode)
         return Dispatch(mode.name, shape.num_tokens)
 
     def padded_share(self, decode_batches: Mapping[int, int]) -> float:
@@ -83,12 +85,13 @@ class Dispatcher:
 
 def stock_sizes(max_num_seqs: int, max_num_batched_tokens: int = 8192) -> list[int]:
     """The `cudagraph_capture_sizes` that vLLM chooses by itself, from its own rule. ImportError without vLLM."""
+    most, tokens = whole("max_num_seqs", max_num_seqs), whole("max_num_batched_tokens", max_num_batched_tokens)
     from vllm.config import CompilationConfig, CUDAGraphMode, VllmConfig
 
     compilation = CompilationConfig(cudagraph_mode=CUDAGraphMode.FULL_AND_PIECEWISE)
     config: Any = SimpleNamespace(
         compilation_config=compilation, model_config=SimpleNamespace(enforce_eager=False), speculative_config=None,
-        scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
+        scheduler_config=SimpleNamespace(max_num_seqs=most, max_num_batched_tokens=tokens),
         parallel_config=SimpleNamespace(tensor_parallel_size=1), performance_mode="balanced",
         num_speculative_tokens=0, uniform_decode_query_len=1,
     )  # fmt: skip
@@ -112,7 +115,8 @@ class Budget:
     """What capturing may cost. sizes: most sizes. memory_bytes, seconds: of all graphs together, None for no limit.
 
     bytes_per_graph, seconds_per_graph: of one graph; vLLM's log states both for all of them ("Graph capturing finished
-    in ... secs, took ... GiB"). graphs_per_size: 2 under FULL_AND_PIECEWISE, which captures each size twice.
+    in ... secs, took ... GiB"). graphs_per_size: 2 under FULL_AND_PIECEWISE, which captures each size twice. ValueError
+    names what is no such number, and a limit without the cost of one graph, which would limit nothing.
     """
 
     sizes: int
@@ -122,14 +126,25 @@ class Budget:
     seconds_per_graph: float = 0.0
     graphs_per_size: int = 2
 
+    def __post_init__(self) -> None:
+        whole("sizes", self.sizes, 0)
+        whole("graphs_per_size", self.graphs_per_size)
+        for of_all, of_one in (("memory_bytes", "bytes_per_graph"), ("seconds", "seconds_per_graph")):
+            limit, each = getattr(self, of_all), getattr(self, of_one)
+            for name, value in ((of_all, 0 if limit is None else limit), (of_one, each)):
+                if not (is_number(value) and value >= 0):
+                    raise ValueError(f"{name} must be a number of at least 0, and is {value!r}")
+            if limit is not None and each == 0:
+                raise ValueError(f"{of_one} must be given where {of_all} is a limit, else it limits nothing")
+
     @property
     def most_sizes(self) -> int:
         """Sizes that fit all three limits."""
-        most = self.sizes
+        most: float = self.sizes
         for limit, each in ((self.memory_bytes, self.bytes_per_graph), (self.seconds, self.seconds_per_graph)):
             if limit is not None and each > 0:
-                most = min(most, int(limit / (each * self.graphs_per_size) + 1e-9))  # 2.0 // 0.2 would be 9
-        return most
+                most = min(most, limit / (each * self.graphs_per_size) + 1e-9)  # 2.0 // 0.2 would be 9
+        return int(most)
 
 
 @dataclass(frozen=True)
@@ -154,8 +169,13 @@ def fit(
     a size or is padded to the next one). Raises ValueError for empty traffic, a batch, a size or a count under 1, or a
     budget that buys fewer sizes than these need.
     """
-    if not batches or min(batches) < 1 or min(batches.values()) < 1:
-        raise ValueError("batches: expected tokens -> steps, at least one entry, all of them at least 1")
+    if not isinstance(batches, Mapping) or not batches:
+        raise ValueError(f"batches: expected tokens -> steps, at least one entry, and got {batches!r}")
+    batches = {whole("batches: tokens", n): whole("batches: steps", times) for n, times in batches.items()}
+    if not isinstance(budget, Budget):
+        raise ValueError(f"budget must be a Budget, and is {budget!r}")
+    if most_padded is not None and not (is_number(most_padded) and 0 <= most_padded <= 1):
+        raise ValueError(f"most_padded must be a share from 0 to 1, or None, and is {most_padded!r}")
     kept = _checked_sizes(keep, "keep")
     steps = {**dict.fromkeys(kept, 0), **batches}
     least = len({*kept, max(steps)})
@@ -218,13 +238,18 @@ class _Step(NamedTuple):
 
 
 def _serve(requests: Sequence[Request], max_num_seqs: int, steps_per_second: float) -> Iterator[_Step]:
+    whole("max_num_seqs", max_num_seqs)
+    if not (is_number(steps_per_second) and 0 < steps_per_second < float("inf")):
+        raise ValueError(f"steps_per_second must be a number above 0, and is {steps_per_second!r}")
+    if not all(is_number(request.arrival) and request.arrival < float("inf") for request in requests):
+        raise ValueError("requests: each must have an arrival in seconds")
     waiting = sorted(requests, key=lambda request: request.arrival)
     left: list[int] = []
     step, following = 0, 0
     while following < len(waiting) or left:
         now = step / steps_per_second
         if not left and waiting[following].arrival > now:
-            step = int(np.ceil(waiting[following].arrival * steps_per_second))
+            step = max(step + 1, int(np.ceil(waiting[following].arrival * steps_per_second)))  # as rounding may have it
             continue
         others, prompts = len(left), 0
         while following < len(waiting) and len(left) < max_num_seqs and waiting[following].arrival <= now:
@@ -251,7 +276,6 @@ def _padded_share(steps: Mapping[int, int], rows: Mapping[int, int]) -> float:
 
 
 def _checked_sizes(sizes: Iterable[int], name: str = "sizes") -> tuple[int, ...]:
-    listed = sorted({int(size) for size in sizes})
-    if listed and listed[0] < 1:
-        raise ValueError(f"{name}: must be at least 1 token each, and one is {listed[0]}")
-    return tuple(listed)
+    if isinstance(sizes, str) or not isinstance(sizes, Iterable):
+        raise ValueError(f"{name} must be numbers of tokens, and is {sizes!r}")
+    return tuple(sorted({whole(f"each of {name}", size) for size in sizes}))

@@ -106,6 +106,9 @@ class Launch:
                     _positive(name, value)
                 elif not isinstance(value, str):
                     raise ValueError(f"{name} must hold texts, and {value!r} is none")
+        for argument in self.more:
+            if (flag := _flag(argument)) in TAKEN:
+                raise ValueError(f"more: {flag} is what `{TAKEN[flag]}` is for")
         if not isinstance(self.environment, Mapping):
             raise ValueError(f"environment must map names to texts, and is {self.environment!r}")
         for variable, value in self.environment.items():
@@ -127,6 +130,14 @@ class Launch:
         if self.capture_sizes:
             found += ["--cudagraph-capture-sizes", *map(str, self.capture_sizes)]
         return [*found, *_reports(), *self.more]
+
+    def option(self, *names: str) -> str | None:
+        """The value of an option among `more`, given by all of its names; None if it is not there."""
+        for place, argument in enumerate(self.more):
+            if _flag(argument) in names:
+                _, equals, value = argument.partition("=")
+                return value if equals else "".join(self.more[place + 1 : place + 2])
+        return None
 
     def variables(self) -> dict[str, str]:
         """The whole environment of the server: ours, set offline and without usage statistics."""
@@ -157,6 +168,7 @@ FLAGS = {
     "scheduler": "--scheduler-cls",
     "seed": "--seed",
 }
+TAKEN = {flag: name for name, flag in FLAGS.items()} | {"--port": "port"}
 
 
 def on_cpu() -> bool:
@@ -177,6 +189,11 @@ def _reports() -> tuple[str, ...]:
     known = "".join(path.read_text(encoding="utf-8") for path in entrypoints.rglob("cli_args.py"))
     switches = ("enable_prompt_tokens_details", "enable_per_request_metrics")
     return tuple(f"--{name.replace('_', '-')}" for name in switches if name in known)
+
+
+def _flag(argument: str) -> str:
+    """The option that an argument names, as vLLM's parser reads it; "" for a value."""
+    return argument.partition("=")[0].replace("_", "-") if argument.startswith("-") else ""
 
 
 def _positive(name: str, value: object) -> None:

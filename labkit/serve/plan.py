@@ -7,14 +7,16 @@ graphs are estimates; they are a few percent of a GPU that the model suits.
 
 from __future__ import annotations
 
-import json
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from labkit.models.shapes import ModelShape, RecurrentState
+from labkit.models.shapes import ModelShape
+from labkit.serve.config import shape_of
 from labkit.serve.launch import Launch, on_cpu
+from labkit.serve.values import is_number, whole
 
 GIB = 1 << 30
 # Bits of a weight in a linear layer, scales and zero points included (int4: groups of 128 with fp16 scales).
@@ -66,34 +68,40 @@ def plan_capacity(
     weights: str | None = None,
     device: str | None = None,
 ) -> Plan:
-    """What `launch` will hold of requests to `model`.
+    """What `launch` will hold of requests to `model`; with tensor parallelism, on each of its devices.
 
     model: a shape, a config.json as a dictionary, or a folder that holds one. memory: bytes of the device, needed where
     the launch line does not fix the KV cache. weights: a format of WEIGHT_BITS; None is the launch line's dtype.
     device: "cpu" or "cuda"; None is what the installed vLLM is built for.
 
-    Inconsistent with the reason if the line cannot start, ValueError if a size is missing.
+    Inconsistent with the reason if the line cannot start, ValueError if a size is missing or no size.
     """
+    if not isinstance(launch, Launch):
+        raise ValueError(f"launch must be a labkit.serve.Launch, and is {launch!r}")
+    if memory is not None and not (is_number(memory) and 0 < memory < float("inf")):
+        raise ValueError(f"memory must be a number of bytes above 0, and is {memory!r}")
     shape = model if isinstance(model, ModelShape) else shape_of(model)
     device = device or ("cpu" if on_cpu() else "cuda")
     if device not in DEFAULTS:
         raise ValueError(f"device must be cpu or cuda, and is {device!r}")
     dtype = "bfloat16" if launch.dtype == "auto" else launch.dtype
     weights = weights or dtype
-    if weights not in WEIGHT_BITS:
-        raise ValueError(f"weights must be one of {', '.join(WEIGHT_BITS)}, and is {weights!r}")
+    bits_of(weights)
+    shape = _on_one_device(shape, launch)
     length = launch.max_model_len or shape.max_position
     _check_line(shape, launch, length, device)
     kv_bytes = _kv_bytes(launch, dtype)
     block_size = _block_size(shape, launch, device, kv_bytes)
     parts = _parts(shape, launch, weights, device)
     kv_cache = launch.kv_cache_memory or _left(launch, memory, parts)
-    needed, block_bytes = _blocks_of_a_request(shape, length, block_size, kv_bytes, launch.prefix_caching is not False)
+    of_tokens, of_states, block_bytes = _blocks(shape, block_size, kv_bytes, launch.prefix_caching is not False)
+    needed = of_tokens * -(-length // block_size) + of_states
     blocks = launch.num_blocks or kv_cache // block_bytes
     if blocks < needed:
         raise Inconsistent(
             f"too little KV memory: one request of max_model_len {length:,} needs {needed * block_bytes / GIB:.2f} GiB,"
-            f" and {blocks * block_bytes / GIB:.2f} are there: {blocks * block_size:,} tokens would fit"
+            f" and {blocks * block_bytes / GIB:.2f} are there:"
+            f" {max(0, (blocks - of_states) // of_tokens * block_size):,} tokens would fit"
         )
     return Plan(
         *parts, kv_cache, shape.attention_layers * shape.kv_layer_bytes(kv_bytes), block_size, blocks, length,
@@ -101,12 +109,19 @@ def plan_capacity(
     )  # fmt: skip
 
 
+def bits_of(weights: str) -> float:
+    """Bits of a weight in this format. ValueError names those that there are."""
+    if weights not in WEIGHT_BITS:
+        raise ValueError(f"weights must be one of {', '.join(WEIGHT_BITS)}, and is {weights!r}")
+    return WEIGHT_BITS[weights]
+
+
 def weight_bytes(shape: ModelShape, weights: str) -> int:
     """Bytes of the weights: the decoder's linear layers in this format; embeddings, head and norms in at least 16 bits.
 
     For a model whose parameters are given as one number all count as linear layers.
     """
-    bits = WEIGHT_BITS[weights]
+    bits = bits_of(weights)
     kept = max(bits, 16.0)
     linear = shape.weight_count
     if shape.parameters is None:
@@ -115,31 +130,30 @@ def weight_bytes(shape: ModelShape, weights: str) -> int:
     return int((linear * bits + (shape.weight_count - linear) * kept) / 8)
 
 
-def shape_of(model: Mapping[str, Any] | Path | str) -> ModelShape:
-    """The shape that a config.json states, for decoders of the Llama and Qwen3 families, hybrid ones included."""
-    found: Mapping[str, Any] = (
-        model if isinstance(model, Mapping) else json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
-    )
-    config = {**found, **found.get("text_config", {})}
-    missing = [n for n in ("num_hidden_layers", "num_attention_heads", "hidden_size") if n not in config]
-    if missing:
-        raise ValueError(f"model: its config.json lacks {', '.join(missing)}")
-    layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
-    kinds = config.get("layer_types") or ["full_attention"] * layers
-    state = None
-    if "linear_attention" in kinds:
-        state = RecurrentState(
-            config["linear_num_key_heads"], config["linear_num_value_heads"], config["linear_key_head_dim"],
-            config["linear_value_head_dim"], config["linear_conv_kernel_dim"],
-        )  # fmt: skip
-    return ModelShape(
-        str(config.get("_name_or_path") or config.get("model_type", "model")), layers, heads,
-        config.get("num_key_value_heads", heads), config.get("head_dim") or config["hidden_size"] // heads,
-        sum(kind != "linear_attention" for kind in kinds),
-        hidden_size=config["hidden_size"], intermediate_size=config.get("intermediate_size", 0),
-        vocab_size=config.get("vocab_size", 0), tied_embeddings=bool(config.get("tie_word_embeddings")),
-        qk_norm="qwen3" in config.get("model_type", ""), max_position=config.get("max_position_embeddings", 0),
-        state=state, parameters=config.get("parameters"),
+def _on_one_device(shape: ModelShape, launch: Launch) -> ModelShape:
+    """The part of a model that one device holds: tensor parallelism divides heads, MLPs and vocabulary, not layers."""
+    for names in (("--pipeline-parallel-size", "-pp"), ("--decode-context-parallel-size", "-dcp")):
+        if launch.option(*names) not in (None, "1"):
+            raise ValueError(f"more: {names[0]} is not planned for")
+    asked = launch.option("--tensor-parallel-size", "-tp") or "1"
+    devices = whole("--tensor-parallel-size", int(asked) if asked.isdecimal() else asked)
+    if devices == 1:
+        return shape
+    heads, kv_heads = shape.num_heads, shape.num_kv_heads
+    if heads % devices:
+        raise Inconsistent(f"tensor parallel size {devices} does not divide the model's {heads} attention heads")
+    if max(kv_heads, devices) % min(kv_heads, devices):
+        raise Inconsistent(
+            f"tensor parallel size {devices} and the model's {kv_heads} KV heads: neither divides the other"
+        )
+    state = shape.state and dataclasses.replace(
+        shape.state, num_key_heads=shape.state.num_key_heads // devices,
+        num_value_heads=shape.state.num_value_heads // devices,
+    )  # fmt: skip
+    return dataclasses.replace(
+        shape, num_heads=heads // devices, num_kv_heads=max(1, kv_heads // devices), state=state,
+        intermediate_size=shape.intermediate_size // devices, vocab_size=shape.vocab_size // devices,
+        parameters=shape.parameters and shape.parameters // devices,
     )  # fmt: skip
 
 
@@ -210,7 +224,7 @@ def _parts(shape: ModelShape, launch: Launch, weights: str, device: str) -> tupl
 
 def default_capture_sizes(max_num_seqs: int) -> list[int]:
     """The batch sizes that vLLM captures where none are named: 1, 2, 4, then steps of 8, and of 16 from 256 on."""
-    largest = min(2 * max_num_seqs, 512)
+    largest = min(2 * whole("max_num_seqs", max_num_seqs), 512)
     return [s for s in (1, 2, 4, *range(8, 256, 8), *range(256, largest + 1, 16)) if s <= largest]
 
 
@@ -232,20 +246,17 @@ def _left(launch: Launch, memory: int | None, parts: tuple[int, int, int, int]) 
     return left
 
 
-def _blocks_of_a_request(
-    shape: ModelShape, length: int, block_size: int, kv_bytes: int, caching: bool
-) -> tuple[int, int]:
-    """Blocks that a request of `length` tokens takes, and the bytes of a block.
+def _blocks(shape: ModelShape, block_size: int, kv_bytes: int, caching: bool) -> tuple[int, int, int]:
+    """Blocks that block_size tokens of a request take, blocks that it takes whatever its length, bytes of a block.
 
     In a hybrid model layers form groups of equal size, all of which take blocks from one pool; a block is the page of
     one group. A group of recurrent layers keeps one state a request, two where prefixes are cached.
     """
     page = block_size * shape.kv_layer_bytes(kv_bytes)
-    of_tokens = -(-length // block_size)
     recurrent = shape.num_layers - shape.attention_layers
     if not recurrent:
-        return of_tokens, page * shape.num_layers
+        return 1, 0, page * shape.num_layers
     fewer, more = sorted((shape.attention_layers, recurrent))
     group = more if more < 1.5 * fewer else fewer
     attention_groups, recurrent_groups = -(-shape.attention_layers // group), -(-recurrent // group)
-    return attention_groups * of_tokens + recurrent_groups * (2 if caching else 1), page * group
+    return attention_groups, recurrent_groups * (2 if caching else 1), page * group

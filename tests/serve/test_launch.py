@@ -39,6 +39,9 @@ from labkit.serve import Launch
         ({"more": "--enforce-eager"}, "more must be a tuple"),
         ({"more": None}, "more must be a tuple"),
         ({"more": ("-tp", 2)}, "more must hold texts, and 2 is none"),
+        ({"more": ("--block-size=64",)}, "more: --block-size is what `block_size` is for"),
+        ({"more": ("--max_model_len", "8")}, "more: --max-model-len is what `max_model_len` is for"),
+        ({"more": ("--port", "8000")}, "more: --port is what `port` is for"),
         ({"environment": "A=1"}, "environment must map names to texts"),
         ({"environment": {"A": 1}}, "environment must map names to texts, and has 'A': 1"),
     ],
@@ -46,6 +49,12 @@ from labkit.serve import Launch
 def test_a_launch_line_is_typed(options, said):
     with pytest.raises(ValueError, match=said):
         Launch(**{"model": "m", **options})
+
+
+def test_an_option_among_more_has_a_value():
+    for more in (("-x", "-tp", "2"), ("-tp=2",), ("--tensor_parallel_size", "2", "-x"), ("--tensor-parallel-size=2",)):
+        assert Launch("m", more=more).option("--tensor-parallel-size", "-tp") == "2", more
+    assert Launch("m", more=("-tp",)).option("-tp") == "" and Launch("m", more=("a-tp",)).option("-tp") is None
 
 
 def test_the_environment_is_offline_and_interprets_no_kernel(monkeypatch):

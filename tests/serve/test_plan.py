@@ -7,6 +7,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -130,6 +131,8 @@ def test_default_capture_sizes_are_those_of_vllm():
         ({"block_size": 16, "kv_cache_memory": GIB}, {"device": "cpu"}, "block_size 16 is no multiple of 32"),
         ({}, {"device": "cpu"}, "unless kv_cache_memory says how much"),
         ({}, {"memory": 16 * GIB}, "nothing is left for the KV cache: 92% of 16.0 GiB"),
+        ({"more": ("-tp", "3")}, {}, "tensor parallel size 3 does not divide the model's 32 attention heads"),
+        ({"more": ("--tensor_parallel_size=64",)}, {}, "tensor parallel size 64 does not divide"),
         ({"max_model_len": 16384, "kv_cache_memory": GIB}, {}, "needs 2.25 GiB, and 1.00 are there: 7,280 tokens"),
     ],
 )  # fmt: skip
@@ -138,8 +141,76 @@ def test_a_line_that_cannot_work_is_refused_with_the_reason(line, options, said)
         plan_capacity(QWEN3_8B, Launch("m", **line), **{"device": "cuda", "memory": 80 * GIB, **options})
 
 
+def test_devices_share_heads_and_weights():
+    one, two = (
+        plan_capacity(QWEN3_8B, Launch("m", max_model_len=16384, more=more), memory=80 * GIB, device="cuda")
+        for more in ((), ("-tp", "2"))
+    )
+    assert two.kv_bytes_per_token == one.kv_bytes_per_token / 2 and two.weights == pytest.approx(
+        one.weights / 2, rel=1e-3
+    )
+    assert two.kv_tokens > 2 * one.kv_tokens
+    hybrid = plan_capacity(
+        QWEN3_8_27B, Launch("m", max_model_len=16384, kv_cache_memory=8 * GIB, more=("-tp", "2")), device="cuda"
+    )
+    assert hybrid.kv_bytes_per_token == 16 * 2 * 2 * 256 * 2
+    with pytest.raises(Inconsistent, match="3 and the model's 4 KV heads: neither divides the other"):
+        plan_capacity(QWEN3_8_27B, Launch("m", kv_cache_memory=8 * GIB, more=("-tp", "3")), device="cuda")
+    for more, said in ((("-tp", "x"), "--tensor-parallel-size must be a whole"), (("-pp", "2"), "is not planned for")):
+        with pytest.raises(ValueError, match=said):
+            plan_capacity(QWEN3_8B, Launch("m", more=more), memory=80 * GIB, device="cuda")
+
+
+def test_the_tokens_that_would_fit_do_and_one_block_more_does_not():
+    for shape in (QWEN3_8B, QWEN3_8_27B):
+        options: dict[str, Any] = {"kv_cache_memory": 4 * GIB, "block_size": 16}
+        with pytest.raises(Inconsistent) as refused:
+            plan_capacity(shape, Launch("m", max_model_len=shape.max_position, **options), device="cuda")
+        fit = int(str(refused.value).rpartition(": ")[2].split()[0].replace(",", ""))
+        plan = plan_capacity(shape, Launch("m", max_model_len=fit, **options), device="cuda")
+        with pytest.raises(Inconsistent):
+            plan_capacity(shape, Launch("m", max_model_len=fit + plan.block_size, **options), device="cuda")
+
+
+SMALL = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 8}
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("/nonexistent", "model: /nonexistent/config.json cannot be read: No such file"),
+        (3, "model must be a shape"),
+        (None, "model must be a shape"),
+        ({}, "lacks num_hidden_layers, num_attention_heads, hidden_size"),
+        ({**SMALL, "num_hidden_layers": "2"}, "model: num_hidden_layers must be a whole number"),
+        ({**SMALL, "num_attention_heads": 0}, "model: num_attention_heads must be a whole number"),
+        ({**SMALL, "num_key_value_heads": -1}, "model: num_key_value_heads must be a whole number"),
+        ({**SMALL, "layer_types": ["full_attention"]}, "layer_types must be 2 times .* and are 1: full_attention"),
+        ({**SMALL, "layer_types": ["sliding_attention"] * 2}, "and are 2: sliding_attention"),
+        ({**SMALL, "layer_types": ["linear_attention"] * 2}, "none of its layers attends"),
+        ({**SMALL, "layer_types": ["linear_attention", "full_attention"]}, "lacks linear_num_key_heads"),
+    ],
+)
+def test_a_config_that_is_none_is_refused_by_name(model, said):
+    with pytest.raises(ValueError, match=said):
+        plan_capacity(model, Launch("m", kv_cache_memory=GIB, max_model_len=128), device="cuda")
+
+
+def test_a_config_of_null_fields_is_one_without_them(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({**SMALL, "num_key_value_heads": None, "text_config": None}))
+    assert shape_of(tmp_path).num_kv_heads == 4
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match="is no JSON"):
+        shape_of(tmp_path)
+
+
 def test_a_missing_size_is_asked_for():
     with pytest.raises(ValueError, match="memory: "):
         plan_capacity(QWEN3_8B, Launch("m"), device="cuda")
+    for memory in (0, -1, "80", True, float("nan")):
+        with pytest.raises(ValueError, match="memory must be a number of bytes"):
+            plan_capacity(QWEN3_8B, Launch("m"), device="cuda", memory=memory)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="launch must be"):
+        plan_capacity(QWEN3_8B, "m", device="cuda")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="weights must be one of"):
         plan_capacity(QWEN3_8B, Launch("m"), device="cuda", memory=GIB, weights="int3")

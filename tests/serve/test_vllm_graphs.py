@@ -41,6 +41,18 @@ def test_a_size_is_captured_twice_only_where_decodes_have_graphs_of_their_own():
 
 
 @needs_vllm
+def test_a_dispatcher_is_asked_for_whole_numbers_of_tokens():
+    for options in ({"max_num_seqs": 0}, {"max_num_seqs": "4"}, {"max_num_seqs": 4, "query_len": 0}):
+        with pytest.raises(ValueError, match="must be a whole number of at least 1"):
+            Dispatcher("FULL", SIZES, **options)
+    for tokens in (0, -1, 1.5, "3"):
+        with pytest.raises(ValueError, match="num_tokens must be"):
+            Dispatcher("FULL", SIZES, max_num_seqs=4).dispatch(tokens, decode=True)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="max_num_seqs must be"):
+        graphs.stock_sizes(0)
+
+
+@needs_vllm
 def test_no_decode_graph_is_larger_than_the_most_requests():
     dispatcher = Dispatcher("FULL_AND_PIECEWISE", SIZES, max_num_seqs=8)
     assert Dispatch("FULL", 16) not in dispatcher.graphs and Dispatch("PIECEWISE", 16) in dispatcher.graphs
@@ -117,11 +129,41 @@ def test_a_batch_beyond_every_size_runs_unpadded():
 
 @pytest.mark.parametrize(
     ("batches", "budget", "named"),
-    [({}, Budget(3), "batches"), ({0: 1}, Budget(3), "batches"), ({4: 1}, Budget(0), "budget")],
-)
+    [
+        ({}, Budget(3), "batches"), ({0: 1}, Budget(3), "batches"), ({4: 1}, Budget(0), "budget"),
+        ([1, 2], Budget(3), "batches"), ({1.5: 1}, Budget(3), "batches: tokens"), ({"4": 1}, Budget(3), "batches: tok"),
+        ({4: 1.5}, Budget(3), "batches: steps"), ({4: float("nan")}, Budget(3), "batches: steps"),
+        ({4: 0}, Budget(3), "batches: steps"), ({4: 1}, 3, "budget must be a Budget"),
+    ],
+)  # fmt: skip
 def test_bad_traffic_and_empty_budgets_are_refused_by_name(batches, budget, named):
     with pytest.raises(ValueError, match=named):
         graphs.fit(batches, budget)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"sizes": "3"}, "sizes must"), ({"sizes": 2.5}, "sizes must"), ({"sizes": -1}, "sizes must"),
+        ({"graphs_per_size": 0}, "graphs_per_size must"), ({"seconds": -1}, "seconds must"),
+        ({"memory_bytes": float("nan"), "bytes_per_graph": 1}, "memory_bytes must"),
+        ({"seconds": 1, "seconds_per_graph": -1}, "seconds_per_graph must"),
+        ({"memory_bytes": 1e9}, "bytes_per_graph must be given where memory_bytes is a limit"),
+    ],
+)  # fmt: skip
+def test_a_budget_is_made_of_numbers_and_its_limits_limit(options, named):
+    with pytest.raises(ValueError, match=f"^{named}"):
+        Budget(**{"sizes": 3, **options})
+
+
+def test_degenerate_traffic_and_endless_budgets_have_a_fit():
+    endless = Budget(3, memory_bytes=float("inf"), bytes_per_graph=1)
+    assert graphs.fit({7: 1}, endless) == graphs.Fit((7,), 0.0)
+    assert graphs.fit({1: 10**12, 1000: 1}, Budget(1)).sizes == (1000,)
+    assert graphs.fit({1: 1, 9: 1}, Budget(2), most_padded=1.0).sizes == (9,)
+    for share in (-0.1, 1.1, float("nan"), "x"):
+        with pytest.raises(ValueError, match="most_padded must"):
+            graphs.fit({7: 1}, endless, most_padded=share)  # type: ignore[arg-type]
 
 
 def test_kept_sizes_are_there_and_the_others_are_the_best_beside_them():
@@ -140,8 +182,12 @@ def test_kept_sizes_are_there_and_the_others_are_the_best_beside_them():
 
 
 @pytest.mark.parametrize(
-    ("mode", "sizes", "named"), [("BOTH", [1], "mode"), ("FULL", [0], "sizes"), ("FULL", [], "sizes")]
-)
+    ("mode", "sizes", "named"),
+    [
+        ("BOTH", [1], "mode"), ("FULL", [0], "sizes"), ("FULL", [], "sizes"), ("FULL", [1.5], "each of sizes"),
+        ("FULL", ["a"], "each of sizes"), ("FULL", 3, "sizes must be numbers"),
+    ],
+)  # fmt: skip
 def test_bad_modes_and_sizes_are_refused_by_name(mode, sizes, named):
     with pytest.raises(ValueError, match=named):
         Dispatcher(mode, sizes, max_num_seqs=4)
@@ -159,6 +205,26 @@ def test_a_prompt_joins_those_that_decode():
     trace = [Request(0, 0.0, 8, 4), Request(1, 1.0, 9, 3)]
     assert graphs.mixed_batches(trace, 8, steps_per_second=1.0) == Counter({8: 1, 10: 1})
     assert graphs.mixed_batches(trace, 1, steps_per_second=1.0) == Counter({8: 1, 9: 1})
+
+
+def test_an_arrival_that_rounding_puts_after_its_own_step_is_served():
+    # 17 * 0.1 is a little more than 1.7, and times 10 it is 17 all the same.
+    trace = [Request(i, 0.1 * i, 8, 2) for i in (0, 17)]
+    assert graphs.decode_batches(trace, 8, steps_per_second=10.0) == Counter({1: 2})
+
+
+@pytest.mark.parametrize(
+    ("trace", "most", "rate", "named"),
+    [
+        ([Request(0, 0.0, 8, 4)], 0, 1.0, "max_num_seqs"), ([Request(0, 0.0, 8, 4)], "1", 1.0, "max_num_seqs"),
+        ([Request(0, 0.0, 8, 4)], 1, 0.0, "steps_per_second"), ([Request(0, 0.0, 8, 4)], 1, -1.0, "steps_per_second"),
+        ([Request(0, 0.0, 8, 4)], 1, float("nan"), "steps_per_second"),
+        ([Request(0, float("nan"), 8, 4)], 1, 1.0, "requests"),
+    ],
+)  # fmt: skip
+def test_a_trace_that_could_not_end_is_refused(trace, most, rate, named):
+    with pytest.raises(ValueError, match=named):
+        graphs.decode_batches(trace, most, rate)
 
 
 def test_every_decode_step_of_a_trace_is_counted_once():
