@@ -147,12 +147,12 @@ def failure_reason(text: str) -> str:
         if found := re.search(pattern, text, re.DOTALL if "GiB KV cache" in pattern else 0):
             return sentence.format(*found.groups())
     said = re.findall(ERROR, text, re.MULTILINE)
-    if ended := "EngineDeadError" in text:  # then other processes' errors were of single requests
+    if "EngineDeadError" in text:  # then other processes' errors were of single requests
         said = [(process, error) for process, error in said if re.search("EngineCore|Worker", process)]
     known = ("Engine core initialization failed", "EngineDeadError")
     root = [error.removeprefix("Value error, ") for _, error in said if not any(k in error for k in known)]
     root = [re.sub(r" \[type=\w+, input_value=.*", "", error) for error in root]  # the whole configuration
-    if not root and ended:
+    if not root and any(sign in text for sign in known):
         return "its engine was ended from outside: the system does that where memory runs out"
     warned = re.compile(r"\s+warnings\.warn\(|.*\bresource_tracker\b")
     lines = [line for line in text.strip().splitlines() if not warned.match(line)]

@@ -26,6 +26,7 @@ START_S = 240.0  # importing vLLM twice on a loaded machine
 STOP_S = guard.GRACE_S + 2 * guard.TRACKER_S + 4
 REST_S = guard.TRACKER_S + 3  # from the guards' end to the end of the log
 POLL_S = 0.25
+WORDS = ("tokenizer.*", "vocab.*", "tekken.json", "*.model", "*.tiktoken")  # files of which a tokenizer has one
 PORTS = 5  # free ones that are tried, each of which another process may take before the server does
 # Environment proxies are for the world outside, and a loopback request must not go there.
 LOOPBACK = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -71,6 +72,7 @@ class Server:
         if self.alive:
             raise RuntimeError(f"the server runs already, at {self.url}")
         self.stop()
+        _refuse_wordless(self.launch)
         for left in reversed(range(PORTS if self._any_port else 1)):
             try:
                 self._spawn()
@@ -203,6 +205,18 @@ class Server:
 
     def _end_line(self) -> None:
         self._say("\n")
+
+
+def _refuse_wordless(launch: Launch) -> None:
+    """StartFailed for a folder without a tokenizer: vLLM takes an empty one then, and every text for nothing."""
+    folder = Path(launch.model)
+    if launch.option("--tokenizer", "--skip-tokenizer-init") is not None or not (folder / "config.json").exists():
+        return
+    if not any(any(folder.glob(name)) for name in WORDS):
+        raise StartFailed(
+            f"there is no tokenizer in the folder {folder}: add its files, or, where only token ids are sent and read,"
+            " more=('--skip-tokenizer-init',)"
+        )
 
 
 def free_port() -> int:

@@ -81,6 +81,8 @@ def test_an_unknown_failure_gives_its_root_error():
     assert failure_reason("Killed\n") == "Killed"
     dead = "(APIServer pid=2) ERROR 11-30 [serving.py:500] vllm.v1.engine.exceptions.EngineDeadError: see above\n"
     assert "ended from outside" in failure_reason(dead + "  warnings.warn('resource_tracker: There appear')\n")
+    begun = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}\n"
+    assert "ended from outside" in failure_reason(begun), "it does not say what it calls the cause above"
     fell = "(EngineCore pid=3) ERROR 11-30 [core.py:1] ValueError: it fell\n"
     assert failure_reason(fell + dead).endswith("ValueError: it fell"), "what the engine said comes first"
     assert "ended from outside" in failure_reason("RecursionError: of a request\n" + dead), "a request ends no engine"

@@ -159,6 +159,18 @@ def test_a_port_that_somebody_takes_before_the_server_does_is_given_up_for_anoth
             assert server.alive and not ports and server.port != taken.getsockname()[1]
 
 
+def test_a_folder_without_a_tokenizer_is_refused_unless_none_is_wanted(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    with pytest.raises(StartFailed, match="there is no tokenizer in the folder"):
+        Server(StandIn(tmp_path), show=False).start()
+    with Server(StandIn(tmp_path, more=("--skip-tokenizer-init",)), show=False) as server:
+        assert server.alive
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with Server(StandIn(tmp_path), show=False) as server, Server(StandIn(tmp_path), show=False) as other:
+        assert server.alive and other.alive and server.port != other.port
+
+
 def test_a_server_that_never_gets_a_port_gives_up(monkeypatch):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
