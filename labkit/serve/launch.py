@@ -62,7 +62,7 @@ class Launch:
     environment: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.model, str | Path) or not str(self.model).strip() or str(self.model).startswith("-"):
+        if not isinstance(self.model, str | Path) or not _is_value(str(self.model)):
             raise ValueError(f"model must be a folder or a name, and is {self.model!r}")
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size", "num_blocks"):
             _positive(name, getattr(self, name))
@@ -104,7 +104,7 @@ class Launch:
             for value in values:
                 if each is None:
                     _positive(name, value)
-                elif not isinstance(value, str):
+                elif not _is_text(value):
                     raise ValueError(f"{name} must hold texts, and {value!r} is none")
         for argument in self.more:
             if (flag := _flag(argument)) in TAKEN:
@@ -112,7 +112,7 @@ class Launch:
         if not isinstance(self.environment, Mapping):
             raise ValueError(f"environment must map names to texts, and is {self.environment!r}")
         for variable, value in self.environment.items():
-            if not isinstance(variable, str) or not isinstance(value, str):
+            if not (_is_text(variable) and _is_text(value)) or not variable or "=" in variable:
                 raise ValueError(f"environment must map names to texts, and has {variable!r}: {value!r}")
 
     def command(self, port: int) -> list[str]:
@@ -201,6 +201,16 @@ def _positive(name: str, value: object) -> None:
         raise ValueError(f"{name} must be a whole number of at least 1, and is {value!r}")
 
 
+def _is_text(value: object) -> bool:
+    """Whether an argument or a variable of a process can hold it."""
+    return isinstance(value, str) and "\0" not in value
+
+
+def _is_value(value: object) -> bool:
+    """Whether it can follow an option on a command line."""
+    return isinstance(value, str) and _is_text(value) and bool(value.strip()) and not value.startswith("-")
+
+
 def _name(name: str, value: object) -> None:
-    if not isinstance(value, str) or not value.strip() or value.startswith("-"):
+    if not _is_value(value):
         raise ValueError(f"{name} must be a text that is no option of the command line, and is {value!r}")

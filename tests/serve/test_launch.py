@@ -43,6 +43,11 @@ from labkit.serve import Launch
         ({"more": ("--max_model_len", "8")}, "more: --max-model-len is what `max_model_len` is for"),
         ({"more": ("--port", "8000")}, "more: --port is what `port` is for"),
         ({"environment": "A=1"}, "environment must map names to texts"),
+        ({"model": "a\0b"}, "model must be"),
+        ({"served_name": "a\0b"}, "served_name must be a text"),
+        ({"more": ("a\0b",)}, "more must hold texts"),
+        ({"environment": {"A": "\0"}}, "environment must map names to texts, and has 'A'"),
+        ({"environment": {"A=B": "c"}}, "environment must map names to texts, and has 'A=B'"),
         ({"environment": {"A": 1}}, "environment must map names to texts, and has 'A': 1"),
     ],
 )
