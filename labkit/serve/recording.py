@@ -6,6 +6,7 @@ So a notebook asks a `Session` for each measurement by name, and gets it live or
 
 from __future__ import annotations
 
+import http.client
 import importlib
 import importlib.util
 import json
@@ -133,10 +134,14 @@ class Session:
         Path(path).write_text(json.dumps(kept, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
 
     def _refuse_if_ended(self, sign: Exception | None) -> None:
-        """RuntimeError if the server has ended, or ends within a moment: `sign` may be the first of that."""
+        """RuntimeError if the server has ended, or ends within a moment: `sign` may be the first of that.
+
+        It may be where it came of a request (labkit.serve.RequestRefused is a RuntimeError); no moment is waited else.
+        """
         if self._server is None:
             return
-        until = time.monotonic() + ENDING_S
+        of_request = sign is None or isinstance(sign, OSError | http.client.HTTPException | RuntimeError)
+        until = time.monotonic() + (ENDING_S if of_request else 0)
         while self._server.alive and time.monotonic() < until:
             time.sleep(0.1)
         if not self._server.alive:

@@ -110,7 +110,8 @@ def test_a_server_that_has_ended_is_said_with_the_reason_and_what_to_do(live):
     session.close()
 
 
-def test_an_error_of_a_server_that_runs_on_is_left_as_it_is(live):
+def test_an_error_of_a_server_that_runs_on_is_left_as_it_is(live, monkeypatch):
+    monkeypatch.setattr(module, "ENDING_S", 60.0)  # of which nothing is waited for an error that is no request's
     session, server = begun()
 
     def fail():
