@@ -100,8 +100,8 @@ class _Answer:
 
     def take(self, chunk: dict[str, Any], now: float) -> None:
         """Add one chunk that was read at `now`, seconds of time.perf_counter."""
-        if "error" in chunk:
-            raise RequestRefused(str(chunk["error"].get("message", chunk["error"])))
+        if error := chunk.get("error"):
+            raise RequestRefused(str(error.get("message", error) if isinstance(error, dict) else error))
         if usage := chunk.get("usage"):
             details = usage.get("prompt_tokens_details") or {}
             self.facts |= {"prompt_len": usage["prompt_tokens"], "cached": details.get("cached_tokens")}
@@ -195,9 +195,9 @@ class Client:
         try:
             done = False
             for line in self._lines("POST", path, payload):
-                data = line.removeprefix(b"data: ").strip()
+                data = line.removeprefix(b"data:").strip()
                 done = done or data == b"[DONE]"
-                if line.startswith(b"data: ") and not done:
+                if line.startswith(b"data:") and not done:
                     answer.take(json.loads(data), time.perf_counter())
             if not done:  # http.client takes a connection that was cut for the end of the answer
                 raise ConnectionError("the answer broke off")

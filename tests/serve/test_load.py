@@ -109,6 +109,12 @@ def test_a_standstill_and_an_answer_of_another_shape_are_errors_of_the_record(cl
     assert strange.error.startswith("AttributeError") and not strange.ok
 
 
+def test_an_error_in_the_stream_is_said_in_the_servers_words():
+    for error in ({"message": "the moon is full"}, "the moon is full"):
+        with pytest.raises(RequestRefused, match=r"^the moon is full$"):
+            _Answer(0.0).take({"error": error}, 1.0)
+
+
 def test_log_probabilities_of_the_prompt_are_left_out():
     answer = _Answer(0.0)
     choice = {"text": "abc d", "token_ids": [4], "logprobs": {"token_logprobs": [None, -1.0, -2.0, -0.5]}}
