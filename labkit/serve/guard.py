@@ -48,7 +48,8 @@ def main(owner: int, command: list[str], scratch: str = "") -> int:
         grace += TRACKER_S + 1  # the second one's own
     child = None
     try:
-        ended = os.pidfd_open(owner)
+        with contextlib.suppress(ProcessLookupError):
+            ended = os.pidfd_open(owner)
         if os.getppid() != owner:
             return 0  # it was gone before we looked
         child = subprocess.Popen(

@@ -99,6 +99,16 @@ def test_a_server_that_ends_by_itself_takes_its_children_along():
     assert gone([int(server), int(child)], folder, 1)
 
 
+def test_an_owner_that_is_gone_before_the_guard_looks_is_no_error():
+    gone_before = subprocess.Popen([sys.executable, "-c", ""])
+    gone_before.wait()
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", guard.__file__, str(gone_before.pid), sys.executable, "-c", STUBBORN],
+        input="", capture_output=True, text=True, timeout=20,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_a_long_temporary_folder_is_passed_over_for_sockets(tmp_path, monkeypatch):
     (tmp_path / ("long" * 12)).mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / ("long" * 12)))
