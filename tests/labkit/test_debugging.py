@@ -29,8 +29,8 @@ def blocks():
 
 def run_page(monkeypatch):
     """Run the page's Python one block after another; gives (expected, said) for each block that shows an output."""
-    # pytest has put a debugger of its own in the place of pdb's.
-    monkeypatch.setattr("sys.breakpointhook", lambda: pdb.Pdb().set_trace(sys._getframe(1)))
+    # pytest has put a debugger of its own in the place of pdb's. nosigint: pdb's handler of Ctrl-C would stay.
+    monkeypatch.setattr("sys.breakpointhook", lambda: pdb.Pdb(nosigint=True).set_trace(sys._getframe(1)))
     namespace, found, parts = {"__name__": "__main__"}, [], blocks()
     for number, (kind, text) in enumerate(parts):
         if kind != "python":
