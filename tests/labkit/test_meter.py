@@ -1,77 +1,11 @@
 """The meter's counts equal the counts by hand, and an access outside its tensor is named."""
 
-import math
-import os
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
-
-import pytest
 import torch
 import triton
 import triton.language as tl
+from metered import copy, counting_up, matmul, softmax, softmax_twice
 
 from labkit.meter import Call, measure, measure_many
-from labkit.triton_internals import observe
-
-LOG2E = math.log2(math.e)
-BLOCK = 32
-
-
-@triton.jit
-def copy_kernel(x_ptr, out_ptr, n, BLOCK_SIZE: tl.constexpr):
-    offsets = tl.program_id(0) * BLOCK_SIZE + tl.arange(0, BLOCK_SIZE)
-    inside = offsets < n
-    tl.store(out_ptr + offsets, tl.load(x_ptr + offsets, mask=inside), mask=inside)
-
-
-def copy(x, out):
-    copy_kernel[(triton.cdiv(x.numel(), BLOCK),)](x, out, x.numel(), BLOCK_SIZE=BLOCK)
-    return out
-
-
-@triton.jit
-def _exponential(x):
-    return tl.exp2(x * 1.4426950408889634)
-
-
-@triton.jit
-def softmax_kernel(x_ptr, out_ptr, stride_x, stride_o, columns, BLOCK_SIZE: tl.constexpr):
-    row = tl.program_id(0)
-    offsets = tl.arange(0, BLOCK_SIZE)
-    inside = offsets < columns
-    x = tl.load(x_ptr + row * stride_x + offsets, mask=inside, other=float("-inf"))
-    e = _exponential(x - x.max(axis=0))
-    tl.store(out_ptr + row * stride_o + offsets, e / tl.sum(e, axis=0), mask=inside)
-
-
-def softmax(x):
-    out = torch.empty_like(x)
-    softmax_kernel[(x.shape[0],)](
-        x, out, x.stride(0), out.stride(0), x.shape[1], BLOCK_SIZE=triton.next_power_of_2(x.shape[1])
-    )
-    return out
-
-
-@triton.jit
-def matmul_kernel(a_ptr, b_ptr, c_ptr, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr):
-    m, n = tl.program_id(0) * BM + tl.arange(0, BM), tl.program_id(1) * BN + tl.arange(0, BN)
-    acc = tl.zeros((BM, BN), dtype=tl.float32)
-    for start in range(0, K, BK):
-        k = start + tl.arange(0, BK)
-        a = tl.load(a_ptr + m[:, None] * K + k[None, :], mask=(m[:, None] < M) & (k[None, :] < K), other=0.0)
-        b = tl.load(b_ptr + k[:, None] * N + n[None, :], mask=(k[:, None] < K) & (n[None, :] < N), other=0.0)
-        acc = tl.dot(a, b, acc)
-    tl.store(c_ptr + m[:, None] * N + n[None, :], acc, mask=(m[:, None] < M) & (n[None, :] < N))
-
-
-def matmul(a, b):
-    (m, k), n = a.shape, b.shape[1]
-    c = torch.empty(m, n)
-    matmul_kernel[(triton.cdiv(m, 16), triton.cdiv(n, 32))](a, b, c, m, n, k, BM=16, BN=32, BK=16)
-    return c
 
 
 def test_a_copy_loads_and_stores_each_element_once_and_its_masked_tail_not_at_all():
@@ -240,17 +174,6 @@ def test_a_pointer_that_comes_from_no_tensor_is_reported_and_not_followed():
     assert "derived from no tensor" in str(access)
 
 
-@triton.jit
-def running_kernel(x_ptr):
-    program = tl.program_id(0)
-    if program > 0:
-        tl.store(x_ptr + program, tl.load(x_ptr + program - 1) + 1)
-
-
-def counting_up(x):
-    running_kernel[(x.numel(),)](x)
-
-
 def test_a_shuffled_order_shows_that_programs_depend_on_one_another():
     in_order, shuffled = torch.zeros(16), torch.zeros(16)
     measure(counting_up, in_order)
@@ -265,112 +188,6 @@ def test_a_shuffled_order_runs_each_program_of_a_grid_once():
     count = measure_many([Call(matmul, (a, b))], shuffle=3)[0]
     torch.testing.assert_close(count.result, a @ b)
     assert count.kernels["matmul_kernel"].loaded == measure(matmul, a, b).kernels["matmul_kernel"].loaded
-
-
-def softmax_twice(x):
-    return softmax(softmax(x)) + copy(x, torch.empty_like(x))
-
-
-def test_launches_are_counted_by_python_call_and_by_kernel():
-    count = measure(softmax_twice, torch.randn(3, 8))
-    assert count.launches == 3
-    assert {name: t.launches for name, t in count.kernels.items()} == {"softmax_kernel": 2, "copy_kernel": 1}
-
-
-def test_several_calls_are_counted_apart_in_one_child():
-    x, y = torch.randn(33), torch.randn(4, 4)
-    first, second = measure_many([Call(copy, (x, torch.empty(33))), Call(softmax, (y,))])
-    assert (first.bytes_loaded, second.bytes_loaded) == (33 * 4, 64)
-    assert list(second.kernels) == ["softmax_kernel"]
-
-
-def test_tensors_that_share_memory_still_share_it_in_the_child():
-    memory = torch.arange(20.0)
-    measure(copy, memory[:10], memory[10:])
-    assert torch.equal(memory[10:], memory[:10])
-
-
-def unsolved(x):
-    raise NotImplementedError
-
-
-def crooked(x):
-    return softmax(x[0])
-
-
-def crash(x):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def sleeper(x):
-    time.sleep(60)
-
-
-def test_an_error_of_the_call_comes_back_with_its_type_and_its_line():
-    with pytest.raises(NotImplementedError):
-        measure(unsolved, torch.zeros(1))
-    with pytest.raises(IndexError, match=r"out of range \(at `.*x.shape\[1\]"):
-        measure(crooked, torch.zeros(2, 2))
-
-
-def test_a_crash_or_a_hang_in_the_child_costs_nothing_here():
-    with pytest.raises(RuntimeError, match="died"):
-        measure(crash, torch.zeros(1))
-    with pytest.raises(TimeoutError):
-        measure_many([Call(sleeper, (torch.zeros(1),))], timeout=0.5)
-
-
-def talkative(x):
-    print("hello from the child")
-
-
-def test_what_the_call_prints_is_printed(capsys):
-    measure(talkative, torch.zeros(1))
-    assert capsys.readouterr().out == "hello from the child\n"
-
-
-def test_a_process_of_its_own_counts_the_same_as_a_fork(monkeypatch):
-    monkeypatch.setattr("labkit.meter.calls._can_fork", lambda: False)
-    x, out = torch.randn(100), torch.zeros(128)[::2][:50]
-    count = measure(softmax, x[None])
-    assert (count.bytes_loaded, count.launches) == (400, 1)
-    began = time.perf_counter()
-    assert measure(copy, x[::2].contiguous(), out.contiguous()).bytes_loaded == 200
-    assert time.perf_counter() - began < 3, "the process should have been kept warm"
-    with pytest.raises(RuntimeError, match="died"):
-        measure(crash, x)
-    assert measure(copy, x, torch.zeros(100)).bytes_stored == 400
-
-
-def test_the_interpreter_is_left_alone_in_this_process():
-    measure(copy, torch.zeros(8), torch.zeros(8))
-    from triton.runtime import interpreter
-
-    assert interpreter.GridExecutor.__call__.__module__ == "triton.runtime.interpreter"
-    assert observe.__doc__ and "no way back" in observe.__doc__
-
-
-IMPORTED_TOO_EARLY = """
-import sys, torch, triton
-import triton.language as tl
-import labkit
-from labkit import meter
-from labkit.triton_internals import interpreting
-sys.path.insert(0, sys.argv[1])
-from test_meter import softmax
-assert interpreting()
-x = torch.randn(3, 5)
-torch.testing.assert_close(softmax(x), x.softmax(-1))
-assert meter.calls._can_fork()
-print(meter.measure(softmax, x).bytes)
-"""
-
-
-def test_triton_may_be_imported_before_labkit_picks_the_tier():
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-c", IMPORTED_TOO_EARLY, str(Path(__file__).parent)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.stdout == "120\n", done.stderr
 
 
 def test_exponentials_are_counted_by_element_masked_lanes_included():
