@@ -16,7 +16,7 @@ PYTEST_ARGS ?=
 
 BIN := $(VENV)/bin
 
-.PHONY: help setup lab test lint check demo doctor locks whole
+.PHONY: help setup lab test tests lint check demo doctor locks whole
 
 help:
 	@echo 'make lab [LAB=lab1_paged_attention] [LAB_ARGS=--no-browser]   set up, then open a lab in JupyterLab'
@@ -33,7 +33,9 @@ setup:
 lab: setup
 	$(BIN)/labkit start $(LAB) $(LAB_ARGS)
 
-test: lint check
+test: lint check tests
+
+tests: whole setup
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # Before any set-up: a student's bundle has labs, labkit and kernels, and nothing to grade them with.

@@ -48,18 +48,18 @@ def test_ci_runs_make_test_and_is_sound_shell():
     script = ROOT / ".ci/run"
     assert subprocess.run(["bash", "-n", script]).returncode == 0
     text = script.read_text(encoding="utf-8")
-    assert "set -euo pipefail" in text and text.rstrip().endswith("exec make test") and os.access(script, os.X_OK)
+    assert "set -euo pipefail" in text and text.rstrip().endswith("exec make -j2 test") and os.access(script, os.X_OK)
 
 
 def test_ci_installs_what_is_missing_and_says_loudly_what_it_could_not(tmp_path):
-    stubs = {"apt-get": f'echo "$@" >> {tmp_path}/apt', "make": 'echo "MADE $1, CI=$CI"', "id": "echo 0", "bwrap": ""}
+    stubs = {"apt-get": f'echo "$@" >> {tmp_path}/apt', "make": 'echo "MADE $*, CI=$CI"', "id": "echo 0", "bwrap": ""}
     for name, body in stubs.items():
         (tmp_path / name).write_text(f"#!{shutil.which('bash')}\n{body}\n")
         (tmp_path / name).chmod(0o755)
     (tmp_path / "dirname").symlink_to(shutil.which("dirname") or "")
     command = [shutil.which("bash"), ROOT / ".ci/run"]
     done = subprocess.run(command, env={"PATH": str(tmp_path)}, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (0, "MADE test, CI=true\n"), done.stderr
+    assert (done.returncode, done.stdout) == (0, "MADE -j2 test, CI=true\n"), done.stderr
     asked = (tmp_path / "apt").read_text().splitlines()
     assert asked[0].startswith("update") and asked[1].endswith("--no-install-recommends chromium"), asked
     assert done.stderr == "CI: NO chromium HERE, and it could not be installed: what needs it is not proved\n"

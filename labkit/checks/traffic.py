@@ -23,8 +23,14 @@ def stays_inside(answer: Any, *arguments: Any, shuffle: int | None = None, **opt
     An access outside its tensor is seen and not carried out, so a kernel question begins with this: run for real, such
     an access ends the notebook's kernel. shuffle: run the programs in another order, by this seed.
     """
-    [count] = meter.measure_many([meter.Call(answer, arguments, options)], shuffle=shuffle)
+    count = inside(answer, *arguments, shuffle=shuffle, **options)
     require(count.launches > 0, "no Triton kernel was launched: this question asks for a kernel")
+    return count
+
+
+def inside(answer: Any, *arguments: Any, shuffle: int | None = None, **options: Any) -> meter.Count:
+    """`stays_inside`, of a call that may also launch no kernel."""
+    [count] = meter.measure_many([meter.Call(answer, arguments, options)], shuffle=shuffle)
     require(not count.outside, f"an access outside its tensor: {count.outside[0] if count.outside else ''}")
     return count
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -10,7 +11,7 @@ from unittest import mock
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from labkit.checks import compare
+from labkit.checks import compare, traffic
 from labkit.checks.contract import Failed, require
 from labkit.triton_internals import launched
 
@@ -72,7 +73,12 @@ def run_kernel(answer: Any, *arguments: Any, **options: Any) -> Any:
 
 
 def run_launching(answer: Any, *arguments: Any, refused: set[str] | None = None, **options: Any) -> Any:
-    """`run`, for an answer that must launch a kernel. One that gives no numbers at all need not."""
+    """`run`, for an answer that must launch a kernel. One that gives no numbers at all need not.
+
+    The call is counted first, on copies. An access outside its tensor is seen there and not carried out; run for real,
+    it ends the process on one day and passes unseen on another, as the memory beside the tensor happens to be used.
+    """
+    traffic.inside(answer, *copy.deepcopy(arguments), **options)
     with launched() as kernels:
         result = run(answer, *arguments, refused=refused, **options)
     given = result if isinstance(result, tuple) else (result,)

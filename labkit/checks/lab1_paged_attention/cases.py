@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from labkit import device
-from labkit.checks.values import close, run
+from labkit.checks.values import close, run, run_launching
 
 GARBAGE = 40.0  # stands in every slot that no sequence owns: large enough to show, finite so that 0 * garbage is 0
 
@@ -108,6 +108,10 @@ def attention(case: Case, dtype: torch.dtype) -> torch.Tensor:
 
 
 def agree(answer, case: Case, look_at: str, refused: set[str] | None = None, **options) -> float:
-    """Call the answer on a case and compare it with the oracle; what to look at comes first where values differ."""
-    got = run(answer, *case.arguments, refused=refused, **options)
+    """Call the answer on a case and compare it with the oracle; what to look at comes first where values differ.
+
+    refused: torch operations that an answer which must launch a kernel may not use; None where torch does the work.
+    """
+    call = run if refused is None else run_launching
+    got = call(answer, *case.arguments, refused=refused, **options)
     return close(got, attention(case, torch.float64), attention(case, case.q.dtype), look_at)
