@@ -94,15 +94,25 @@ def grouped_chunk(remote: Remote) -> None:
     equals_dense(remote, "flash_grouped", case, "the last 10 rows of 60", block_m=16, block_n=16)
 
 
+@hidden_check(LAB, "flash_causal")
+def tiles_past_the_diagonal(remote: Remote) -> None:
+    _skips_unseen_tiles(remote, "flash_causal", make_case(64, 96, heads=2, causal=True, seed=303))
+
+
 @hidden_check(LAB, "flash_grouped")
 def grouped_tiles_past_the_diagonal(remote: Remote) -> None:
-    case = make_case(64, 96, heads=4, kv_heads=2, causal=True, seed=403)
-    seen = Case(case.q[:32], case.k[:64], case.v[:64], case.scale, causal=True)  # the first row tile
-    case.v[64:] = np.nan  # whoever multiplies by such a tile has NaN, even with weights of 0
+    _skips_unseen_tiles(remote, "flash_grouped", make_case(64, 96, heads=4, kv_heads=2, causal=True, seed=403))
+
+
+def _skips_unseen_tiles(remote: Remote, function: str, case: Case) -> None:
+    """64 rows of 96, tiles of 32: the first row tile sees 64 columns. Others would make it NaN, even with weight 0."""
+    seen = Case(case.q[:32], case.k[:64], case.v[:64], case.scale, causal=True)
+    wanted = _both(seen)
+    case.v[64:] = np.nan
     arrays = (x.cpu().numpy() for x in (case.q, case.k, case.v))
     options = {"block_m": 32, "block_n": 16}
-    got = torch.from_numpy(np.asarray(remote.call(attend, "flash_grouped", *arrays, case.scale, options)))
-    close(got[:32], *_both(seen), look_at="are key tiles past the diagonal multiplied")
+    got = torch.from_numpy(np.asarray(remote.call(attend, function, *arrays, case.scale, options)))
+    close(got[:32], *wanted, look_at="are key tiles past the diagonal multiplied")
 
 
 def _both(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
