@@ -11,6 +11,14 @@ if not torch.cuda.is_available():
 FLOATS = (torch.float16, torch.float32) + ((torch.bfloat16,) if torch.cuda.is_available() else ())
 
 
+@pytest.fixture(autouse=True)
+def seeded():
+    """A test's random numbers do not depend on which tests ran before it."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        yield
+
+
 @pytest.fixture
 def device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"

@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from labkit.serve import guard
+from tests.serve.processes import left_over
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the guard is made of Linux's system calls")
 
@@ -47,18 +47,8 @@ def started(code: str = OWNER) -> tuple[subprocess.Popen[str], list[int], Path]:
     return owner, [of_guard, int(server), int(child)], Path(folder)
 
 
-def gone(pids: list[int], folder: Path | str, within: float) -> bool:
-    """Whether within so many seconds neither a process nor the folder is there any more."""
-    deadline = time.monotonic() + within
-    while time.monotonic() < deadline:
-        if not any(Path(path).exists() for path in (folder, *(f"/proc/{pid}" for pid in pids))):
-            return True
-        time.sleep(0.05)
-    return False
-
-
 def end(pids: list[int]) -> None:
-    """Kill what a failed test leaves."""
+    """Kill what is there of them."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -70,7 +60,7 @@ def test_a_killed_owner_leaves_no_process_and_no_file():
         assert folder.name.startswith("labkit-serve-") and (folder / "socket").exists()
         owner.kill()
         owner.wait()
-        assert gone(pids, folder, 5), "something outlived the owner: is process OWNER watched, and all of it killed?"
+        assert not left_over(pids, [folder]), "it outlived the owner: is process OWNER watched, and all of it killed?"
     finally:
         end(pids)
 
@@ -79,7 +69,7 @@ def test_a_fork_that_holds_the_pipe_open_does_not_keep_the_server():
     owner, pids, folder = started(OWNER.replace("time.sleep(600)", "time.sleep(600 if os.fork() else 8)"))
     owner.kill()
     owner.wait()
-    assert gone(pids, folder, 5), "the pipe's end was waited for, and a fork of the owner holds it"
+    assert not left_over(pids, [folder]), "the pipe's end was waited for, and a fork of the owner holds it"
 
 
 def guarded(code: str) -> subprocess.Popen[str]:
@@ -96,7 +86,7 @@ def test_a_server_that_ends_by_itself_takes_its_children_along():
     assert process.stdout is not None
     server, child, folder = process.stdout.readline().split()
     assert process.wait(10) == 3
-    assert gone([int(server), int(child)], folder, 1)
+    assert not left_over([int(server), int(child)], [folder], 1)
 
 
 def test_an_owner_that_is_gone_before_the_guard_looks_is_no_error():
@@ -128,7 +118,8 @@ def test_whichever_of_the_guards_or_the_server_is_killed_the_rest_ends(which):
     os.kill({"first": first, "second": second, "server": int(server)}[which], signal.SIGKILL)
     process.wait(5)
     try:
-        assert gone([second, int(server), int(child)], folder, 5), f"{which} was killed, and something outlived it"
+        left = left_over([second, int(server), int(child)], [folder])
+        assert not left, f"{which} was killed, and {left} outlived it"
     finally:
         end([int(server), int(child)])
 
@@ -137,11 +128,10 @@ def test_who_kills_all_that_is_named_python_leaves_nothing():
     owner, _, folder = started()
     family = [owner.pid, *guard.descendants(owner.pid)]
     assert len(family) == 5, "owner, two guards, server and its child"
-    for pid in family:
-        if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").startswith("python"):
-            os.kill(pid, signal.SIGKILL)
+    named = [pid for pid in family if Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").startswith("python")]
+    end(named)  # the guards may be faster with some of them
     owner.wait()
-    assert gone(family[1:], folder, 5)
+    assert not left_over(family[1:], [folder])
 
 
 def test_a_group_that_is_killed_holds_one_guard_only():
@@ -151,6 +141,6 @@ def test_a_group_that_is_killed_holds_one_guard_only():
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(5)
     try:
-        assert gone([int(server), int(child)], folder, 5), "both guards were in the group, and ended together"
+        assert not left_over([int(server), int(child)], [folder]), "both guards were in the group, and ended together"
     finally:
         end([int(server), int(child)])

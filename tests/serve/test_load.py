@@ -62,7 +62,7 @@ class Streaming(BaseHTTPRequestHandler):
                 self.close_connection = True
                 return None
             if body["prompt"] == [2]:
-                time.sleep(0.5)
+                time.sleep(5)
             if body["prompt"] == [3]:
                 self.chunk({"choices": [7]})
         metrics = {"queue_time_ms": 1.0, "time_to_first_token_ms": 4.0, "generation_time_ms": 5.0}
@@ -94,8 +94,9 @@ def client() -> Iterator[Client]:
 def test_every_token_has_a_time_and_chunks_of_two_count_as_two(client):
     record = client.complete([7, 8, 9], max_tokens=5)
     assert record.ok and record.token_ids == (0, 1, 2, 3, 4) and record.text == "xxxxx"
-    assert len(record.itls) == 4 and record.itls[-1] == 0 and record.itls[0] >= 0.004
-    assert record.ttft >= 0.004 and record.e2e == pytest.approx(record.ttft + sum(record.itls))
+    assert len(record.itls) == 4 and record.itls[-1] == 0
+    assert record.ttft >= 0.004 and record.e2e >= 0.016, "four pauses of 5 ms lie before the last chunk"
+    assert record.e2e == pytest.approx(record.ttft + sum(record.itls))
     assert record.tpot == pytest.approx(sum(record.itls) / 4)
     assert (record.prompt_len, record.cached, record.prompt_ids) == (3, 32, (7, 8, 9))
     assert (record.queue, record.prefill, record.decode) == (0.001, 0.004, 0.005)
@@ -110,7 +111,7 @@ def test_what_goes_wrong_is_in_the_record_and_in_no_latency(client):
 
 
 def test_a_standstill_and_an_answer_of_another_shape_are_errors_of_the_record(client):
-    late = Client(client.url, timeout=0.2).complete([2], 3)
+    late = Client(client.url, timeout=1).complete([2], 3)
     assert late.error == "TimeoutError: timed out" and len(late.token_times) == 1 and not late.ok
     strange = client.complete([3], 3)
     assert strange.error.startswith("AttributeError") and not strange.ok
@@ -144,12 +145,12 @@ def test_nobody_listening_is_an_error_of_the_record():
 
 
 def test_the_loop_is_open(client):
-    """Requests are sent at their times, though none is answered by then."""
-    requests = [Request(i, 0.01 * i, 4, 20) for i in range(10)]
+    """Requests are sent at their times, though none is answered by then: each answer takes a second."""
+    requests = [Request(i, 0.01 * i, 4, 200) for i in range(10)]
     run = run_load(client, requests, show=False)
     assert [r.id for r in run.records] == list(range(10))
-    assert max(r.sent - r.arrival for r in run.records) < 0.05, "requests waited: for the answers to earlier ones?"
-    assert min(r.token_times[-1] for r in run.records) > 0.09 and run.seconds < 1
+    assert max(r.sent - r.arrival for r in run.records) < 0.5, "requests waited: for the answers to earlier ones?"
+    assert run.records[-1].sent < run.records[0].token_times[-1], "the last one was sent after the first one's answer"
 
 
 def test_a_load_of_which_a_part_fails_is_not_said_to_be_answered(client, capsys):
@@ -162,9 +163,9 @@ def test_a_load_of_which_a_part_fails_is_not_said_to_be_answered(client, capsys)
 
 
 def test_requests_are_sent_in_order_of_arrival_whatever_order_they_come_in(client):
-    run = run_load(client, [Request(7, 0.1, 4, 2), Request(8, 0.0, 4, 2)], prompts=[[7, 7], [8, 8]], show=False)
+    run = run_load(client, [Request(7, 1.0, 4, 2), Request(8, 0.0, 4, 2)], prompts=[[7, 7], [8, 8]], show=False)
     assert [(r.id, r.prompt_ids) for r in run.records] == [(8, (8, 8)), (7, (7, 7))]
-    assert run.records[0].sent < 0.05, "an early request waited for a late one that stands before it in the list"
+    assert run.records[0].sent < 0.5, "an early request waited for a late one that stands before it in the list"
 
 
 ONE = [Request(0, 0.0, 4, 2)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -9,7 +10,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +22,9 @@ from labkit.benchmarks.vllm import write_config
 from labkit.models import QWEN3_8B, tiny_path
 from labkit.serve import Launch, Server, StartFailed, plan_capacity, run_load
 from labkit.serve.server import free_port
+from tests.serve.processes import files, folder_of, left_over
+
+ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.skipif(not find_spec("vllm"), reason="vLLM is not installed: no server can be started")
 
@@ -30,35 +33,9 @@ def tiny(**options) -> Launch:
     return Launch(tiny_path(), **{"max_model_len": 512, "block_size": 32, "kv_cache_memory": 8 << 20, **options})
 
 
-def traces() -> set[str]:
-    """What servers leave: processes by their command line, temporary folders, shared memory."""
-    found = {f"/tmp/{name}" for name in os.listdir("/tmp") if name.startswith("labkit-serve-")}
-    found |= {f"/dev/shm/{name}" for name in os.listdir("/dev/shm")}
-    for process in Path("/proc").iterdir():
-        if process.name.isdigit():
-            try:
-                line = (process / "cmdline").read_bytes()
-            except OSError:
-                continue
-            if b"VLLM::" in line or b"openai.api_server" in line:
-                found.add(f"process {process.name}")
-    return found
-
-
-def left_over(before: set[str], pids: Sequence[str] = (), within: float = 5.0) -> set[str]:
-    """What is there that was not, after `within` seconds at most."""
-    deadline = time.monotonic() + within
-    while left := traces() - before | {f"process {pid}" for pid in pids if Path(f"/proc/{pid}").exists()}:
-        if time.monotonic() > deadline:
-            break
-        time.sleep(0.1)
-    return left
-
-
 def test_a_server_keeps_its_plan_answers_a_load_and_leaves_nothing(capsys):
     launch = tiny()
     plan = plan_capacity(tiny_path(), launch)
-    before = traces()
     with Server(launch) as server:
         assert "ready after" in capsys.readouterr().out
         assert server.facts.kv_tokens == pytest.approx(plan.kv_tokens, rel=0.05)
@@ -79,10 +56,11 @@ def test_a_server_keeps_its_plan_answers_a_load_and_leaves_nothing(capsys):
             assert inside < record.ttft, f"the engine's {inside} s are part of the client's {record.ttft} s"
         again = client.complete(list(run.records[0].prompt_ids), 2)
         assert again.cached == 32, "40 tokens were cached, of which a block of 32 can be found again"
-        port, pids, began = server.port, server.pids(), time.monotonic()
-        assert len(pids) >= 3
+        port, pids = server.port, server.pids()
+        paths, began = files(pids), time.monotonic()
+        assert len(pids) >= 3 and any("labkit-serve-" in path for path in paths)
     assert time.monotonic() - began < 10, "a server stops within seconds"
-    assert not server.alive and not left_over(before, within=1)
+    assert not server.alive and not left_over(pids, paths, within=1)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that ended linger for a minute
         probe.bind(("127.0.0.1", port))
@@ -102,25 +80,25 @@ def test_what_a_gpu_has_left_is_planned_within_five_percent(tmp_path):
 
 
 KILLED = """
-import os, sys, threading, time
+import json, os, sys, threading, time
 from labkit.serve import Launch, Server
+from tests.serve.processes import files
 server = Server(Launch(sys.argv[1], max_model_len=512, kv_cache_memory=8 << 20), show=False)
 threading.Thread(target=server.start, daemon=True).start()
 while "with config" not in server.log:
     time.sleep(0.05)
-print(*server.pids(), flush=True)
+print(json.dumps([server.pids(), sorted(files(server.pids()))]), flush=True)
 os.kill(os.getpid(), 9)
 """
 
 
 def test_nothing_is_left_of_a_server_whose_owner_is_killed_while_it_starts():
-    before = traces()
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tiny_path())], stdout=subprocess.PIPE, text=True, timeout=120
-    )
-    pids = done.stdout.split()
+    command = [sys.executable, "-c", KILLED, str(tiny_path())]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=120, cwd=ROOT)
+    pids, paths = json.loads(done.stdout)
     assert done.returncode == -9 and len(pids) >= 3, "guard, server and engine were to run"
-    assert not left_over(before, pids=pids), "a server outlived the process that wanted it"
+    assert any("labkit-serve-" in path for path in paths)
+    assert not left_over(pids, paths), "a server outlived the process that wanted it"
 
 
 # What a server of vLLM does as far as `Server` sees it: it takes the port, says so, answers, and ends when asked to.
@@ -199,13 +177,10 @@ def test_a_server_that_has_died_can_be_started_again():
 def test_a_guard_that_hangs_does_not_keep_the_server(monkeypatch):
     monkeypatch.setattr("labkit.serve.server.STOP_S", 0.5)
     server = Server(StandIn("m"), show=False).start()
-    paths = [Path(f"/proc/{pid}") for pid in server.pids()]
-    os.kill(int(paths[0].name), signal.SIGSTOP)
+    pids = server.pids()
+    os.kill(pids[0], signal.SIGSTOP)
     server.stop()
-    until = time.monotonic() + 5
-    while any(path.exists() for path in paths) and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not [path for path in paths if path.exists()]
+    assert not left_over(pids, [])
 
 
 def test_a_log_that_somebody_holds_open_does_not_keep_the_owner(monkeypatch):
@@ -213,8 +188,7 @@ def test_a_log_that_somebody_holds_open_does_not_keep_the_owner(monkeypatch):
     monkeypatch.setattr("labkit.serve.server.REST_S", 0.2)
     server = Server(StandIn("m", served_name="with a child"), show=False).start()
     first, second, *_, child = server.pids()
-    variables = Path(f"/proc/{child}/environ").read_bytes().decode().split("\0")
-    folder = next(v.removeprefix("TMPDIR=") for v in variables if v.startswith("TMPDIR="))
+    folder = folder_of(child)
     for pid, number in ((first, signal.SIGSTOP), (second, signal.SIGKILL), (first, signal.SIGKILL)):
         os.kill(pid, number)
     try:
