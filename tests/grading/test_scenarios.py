@@ -22,7 +22,7 @@ from grading.sandbox import unavailable
 
 pytestmark = [
     pytest.mark.skipif(bool(unavailable()), reason=f"no sandbox here: {unavailable()}"),
-    pytest.mark.timeout(900),  # one class, graded once for all tests: two kernels for each of some fifty students
+    pytest.mark.timeout(1800),  # one class, graded once for all tests: two kernels for each of some fifty students
 ]
 
 SETTINGS = {"cell_seconds": float(toy.CELL_SECONDS), "longest_cell_seconds": float(toy.CELL_SECONDS)}

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from labkit.cells import Cell, dependents, forked, names, needed, plain_python, read_cells, run_cells
+from tests.serve.processes import left_over
 
 
 def cells(*sources: str, **graded: float) -> list[Cell]:
@@ -255,12 +256,7 @@ def test_what_a_forked_process_started_ends_with_it(tmp_path):
     with pytest.raises(TimeoutError):
         forked(work, 2)
     pid = int(pid_file.read_text())
-    for _ in range(100):
-        state = Path(f"/proc/{pid}/stat").read_text().split()[2] if Path(f"/proc/{pid}").exists() else "gone"
-        if state in ("gone", "Z"):
-            return
-        time.sleep(0.05)
-    pytest.fail(f"process {pid} is still there (state {state})")
+    assert not left_over([pid], [], within=30), f"process {pid} is still there"
 
 
 def test_a_forked_process_reads_nothing_and_prints_nowhere(capfd):

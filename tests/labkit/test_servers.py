@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 
 from labkit import cells
 from labkit.servers import Server
+from tests.serve.processes import left_over
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -63,8 +63,4 @@ os._exit(0)
 def test_it_ends_with_the_process_that_started_it_however_that_ends():
     done = subprocess.run([sys.executable, "-c", ABRUPT], capture_output=True, text=True, cwd=ROOT, check=True)
     pid = int(done.stdout)
-    for _ in range(100):
-        if not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]:
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"the server, process {pid}, is still there")
+    assert not left_over([pid], [], within=30), f"the server, process {pid}, is still there"
